@@ -1,0 +1,271 @@
+"""Every error that orbit raises, in one tree.
+
+Fields come first and the message is derived from them, so that a caller decides on types and
+values, never on text. `code` is stable across releases; `hint` is one line that a person can act
+on, or empty. The type says who is to blame: the caller (UsageError, ConfigError, ClosedError), a
+limit (BudgetExceeded, DeadlineExceeded), the other side or the wire (PeerError), the device
+(DeviceError, CompletionError), or orbit itself (InternalError).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import ClassVar
+
+
+class OrbitError(Exception):
+    """Root of the tree. `str(error)` is one line without the hint."""
+
+    code: ClassVar[str] = "orbit"
+    hint: str = ""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        if hint:
+            self.hint = hint
+
+
+class UsageError(OrbitError):
+    """The caller passed something that can never work (a wrong type, a non-contiguous buffer, a
+    bad range).
+    """
+
+    code = "usage"
+
+
+class ConfigError(OrbitError):
+    """A configuration value is invalid; names the knob and the accepted values."""
+
+    code = "config"
+
+    def __init__(self, knob: str, value: object, problem: str, *, hint: str = "") -> None:
+        super().__init__(f"{knob}={value!r}: {problem}", hint=hint)
+        self.knob = knob
+        self.value = value
+        self.problem = problem
+
+
+class ClosedError(OrbitError):
+    """The object was closed by its owner before this call."""
+
+    code = "closed"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is closed")
+        self.what = what
+
+
+class BusyError(OrbitError):
+    """Two tasks raced for one thing, or a `*_nowait` call would have had to wait."""
+
+    code = "busy"
+
+
+class DeadlineExceeded(OrbitError, TimeoutError):
+    """A deadline passed. `operation` names what was waited for, `timeout_s` how long."""
+
+    code = "deadline"
+
+    def __init__(self, operation: str, timeout_s: float) -> None:
+        super().__init__(f"{operation} did not finish within {timeout_s:g} s")
+        self.operation = operation
+        self.timeout_s = timeout_s
+
+
+class BudgetExceeded(OrbitError):
+    """A configured budget has no room. Nothing was taken."""
+
+    code = "budget"
+
+    def __init__(self, budget: str, requested: int, limit: int, charged: int, knob: str) -> None:
+        super().__init__(
+            f"{budget}: {requested} requested, {charged} of {limit} in use", hint=f"raise {knob}"
+        )
+        self.budget = budget
+        self.requested = requested
+        self.limit = limit
+        self.charged = charged
+        self.knob = knob
+
+
+class PeerError(OrbitError):
+    """The other side, or the network between, broke the conversation."""
+
+    code = "peer"
+
+
+class PeerUnreachable(PeerError):
+    """No conversation could be started. `kind` is one of refused, timeout (nothing answered),
+    silent (connected, but no handshake answer), address (cannot be resolved) or local (this host
+    lacks a resource).
+    """
+
+    code = "peer_unreachable"
+
+    def __init__(self, endpoint: str, kind: str, detail: str = "", *, hint: str = "") -> None:
+        text = {
+            "refused": "connection refused",
+            "timeout": "no answer to the connection attempt",
+            "silent": "connected, but no handshake answer",
+            "address": "the address cannot be resolved",
+            "local": "this host cannot open a connection",
+        }.get(kind, kind)
+        super().__init__(f"{endpoint}: {text}" + (f" ({detail})" if detail else ""), hint=hint)
+        self.endpoint = endpoint
+        self.kind = kind
+        self.detail = detail
+
+
+class PeerLost(PeerError):
+    """An established conversation ended; the outcome of calls in flight is unknown."""
+
+    code = "peer_lost"
+
+    def __init__(self, peer: str, cause: str) -> None:
+        super().__init__(
+            f"{peer}: connection lost ({cause}); the outcome of calls in flight is unknown"
+        )
+        self.peer = peer
+        self.cause = cause
+
+
+class PeerRestarted(PeerError):
+    """The process behind a known address is a new one; handles of the old one are gone."""
+
+    code = "peer_restarted"
+
+
+class PeerRefused(PeerError):
+    """The other side answered and said no. `reason` is its stable code."""
+
+    code = "peer_refused"
+
+    def __init__(self, reason: str, detail: str = "", *, hint: str = "") -> None:
+        super().__init__(
+            f"refused by the peer: {reason}" + (f" ({detail})" if detail else ""), hint=hint
+        )
+        self.reason = reason
+        self.detail = detail
+
+
+class PeerProtocolError(PeerError):
+    """Bytes arrived that the protocol does not allow. The connection is closed."""
+
+    code = "peer_protocol"
+
+
+class UnknownHandle(OrbitError):
+    """The owner holds nothing under this handle: never registered, released, or from an earlier
+    life.
+    """
+
+    code = "unknown_handle"
+
+    def __init__(self, handle: str) -> None:
+        super().__init__(f"no data is registered under handle {handle}")
+        self.handle = handle
+
+
+class LeaseError(OrbitError):
+    """A lease is unknown, ended already, or belongs to another handle."""
+
+    code = "lease"
+
+
+class DeviceError(OrbitError):
+    """A verbs call failed. `device`, `verb` and `errno` say which and how."""
+
+    code = "device"
+
+    def __init__(
+        self, device: str, verb: str, errno: int, detail: str = "", *, hint: str = ""
+    ) -> None:
+        text = os.strerror(errno) if errno else "failed"
+        super().__init__(
+            f"{device}: {verb}: {text}" + (f" ({detail})" if detail else ""), hint=hint
+        )
+        self.device = device
+        self.verb = verb
+        self.errno = errno
+
+
+class PathUnavailable(OrbitError):
+    """A demanded path cannot be had. Raised before the first byte moves. `reason` is a PathReason
+    value.
+    """
+
+    code = "path_unavailable"
+
+    def __init__(self, path: str, reason: str, detail: str = "", *, hint: str = "") -> None:
+        super().__init__(
+            f"no {path} path: {reason}" + (f" ({detail})" if detail else ""), hint=hint
+        )
+        self.path = path
+        self.reason = reason
+        self.detail = detail
+
+
+class PathFailed(OrbitError):
+    """A path broke during a transfer, after every writer of the target has stopped. `reason` is a
+    PathReason.
+    """
+
+    code = "path_failed"
+
+    def __init__(self, path: str, reason: str, detail: str = "") -> None:
+        super().__init__(f"{path} transfer failed: {reason}" + (f" ({detail})" if detail else ""))
+        self.path = path
+        self.reason = reason
+        self.detail = detail
+
+
+class CompletionError(OrbitError):
+    """A work request completed in error."""
+
+    code = "completion"
+
+    def __init__(
+        self, status: int, status_name: str, vendor_err: int, qp_num: int, opcode: str
+    ) -> None:
+        super().__init__(
+            f"{opcode} on queue pair {qp_num}: {status_name} ({status}, vendor {vendor_err})"
+        )
+        self.status = status
+        self.status_name = status_name
+        self.vendor_err = vendor_err
+        self.qp_num = qp_num
+        self.opcode = opcode
+
+
+class TransferFailed(OrbitError):
+    """Every allowed attempt failed. `attempts` holds their errors, oldest first."""
+
+    code = "transfer_failed"
+
+    def __init__(self, what: str, attempts: Sequence[BaseException]) -> None:
+        detail = "; then ".join(str(a) for a in attempts)
+        super().__init__(f"{what}: {detail}")
+        self.attempts = tuple(attempts)
+
+
+class Unquiesced(OrbitError):
+    """The end of hardware access to memory could not be proven. The memory stays held and
+    charged: do not free it.
+    """
+
+    code = "unquiesced"
+
+    def __init__(self, what: str, retained_bytes: int, cause: str) -> None:
+        super().__init__(
+            f"{what}: {retained_bytes} bytes retained, end of access not proven ({cause})"
+        )
+        self.what = what
+        self.retained_bytes = retained_bytes
+        self.cause = cause
+
+
+class InternalError(OrbitError):
+    """A bug in orbit: an invariant did not hold."""
+
+    code = "internal"

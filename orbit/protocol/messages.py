@@ -1,0 +1,349 @@
+"""What the two ends of a control connection say, as frozen dataclasses.
+
+Fields are checked against their annotations on arrival. Unknown fields are ignored and missing
+ones take their default, and every default means what the protocol did before the field existed,
+so that old and new peers understand each other. A field without a default has been there from the
+first version. This module knows no bytes: `codec` does.
+
+Method names are seed 001's, with `_connect_bulk` of DESIGN D3 beside them.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from typing import Any, ClassVar, Self
+
+from ..errors import PeerProtocolError
+from ..model import Handle, LeaseId, SlotId, WorkerId
+
+U64_MAX = (1 << 64) - 1
+
+
+class Message:
+    """Base of every message: `to_wire` gives plain maps, `from_wire` checks and builds."""
+
+    __slots__ = ()
+
+    def to_wire(self) -> dict[str, Any]:
+        return {f.name: _pack(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+
+    @classmethod
+    def from_wire(cls, body: object) -> Self:
+        """Raises PeerProtocolError naming the message and the field."""
+        if not isinstance(body, dict):
+            raise PeerProtocolError(f"{cls.__name__}: expected a map, got {type(body).__name__}")
+        values = {}
+        for name, (kinds, required) in _schema(cls).items():
+            if name not in body:
+                if required:
+                    raise PeerProtocolError(f"{cls.__name__}: field {name!r} is missing")
+                continue
+            values[name] = _unpack(cls.__name__, name, kinds, body[name])
+        try:
+            return cls(**values)
+        except (ValueError, TypeError) as error:
+            raise PeerProtocolError(f"{cls.__name__}: {error}") from error
+
+
+def _pack(value: object) -> object:
+    if isinstance(value, Handle):
+        return {"hi": value.worker_id, "lo": value.slot_id}
+    if isinstance(value, Message):
+        return value.to_wire()
+    if isinstance(value, tuple | list):
+        return [_pack(item) for item in value]
+    return value
+
+
+def _unpack(owner: str, name: str, kind: Any, value: object) -> Any:
+    origin = typing.get_origin(kind)
+    if origin is types.UnionType:  # X | None
+        options = [k for k in typing.get_args(kind) if k is not types.NoneType]
+        return None if value is None else _unpack(owner, name, options[0], value)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise PeerProtocolError(f"{owner}: field {name!r} must be a list")
+        return tuple(_unpack(owner, name, typing.get_args(kind)[0], item) for item in value)
+    if kind is Handle:
+        return _handle(owner, name, value)
+    if isinstance(kind, type) and issubclass(kind, Message):
+        return kind.from_wire(value)
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind or (kind is int and not 0 <= value <= U64_MAX):  # type: ignore[operator]
+        raise PeerProtocolError(
+            f"{owner}: field {name!r} must be {kind.__name__}, got {str(value)[:40]!r}"
+        )
+    return value
+
+
+def _handle(owner: str, name: str, value: object) -> Handle:
+    if isinstance(value, dict):
+        high, low = value.get("hi"), value.get("lo")
+        if type(high) is int and type(low) is int and 0 < high <= U64_MAX and 0 < low <= U64_MAX:
+            return Handle(WorkerId(high), SlotId(low))
+    raise PeerProtocolError(f"{owner}: field {name!r} is not a handle")
+
+
+@cache
+def _schema(cls: type) -> dict[str, tuple[Any, bool]]:
+    hints = typing.get_type_hints(cls)
+    return {
+        f.name: (
+            _plain(hints[f.name]),
+            f.default is MISSING and f.default_factory is MISSING,
+        )
+        for f in fields(cls)
+    }
+
+
+def _plain(kind: Any) -> Any:
+    return getattr(kind, "__supertype__", kind)  # NewType -> its base
+
+
+# --- handshake (orbit/protocol/bootstrap.py runs it) ---
+
+
+@dataclass(frozen=True, slots=True)
+class RailHint(Message):
+    """One rail that a node can use. No QPN, PSN or key ever stands here."""
+
+    device: str
+    port: int
+    gid: str
+    gid_index: int
+    mtu: int
+    link_layer: str = "ethernet"
+    lid: int = 0
+    pkey: int = 0xFFFF
+    range_enforced: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Limits(Message):
+    """What a side grants and can take. Zeros mean: this side has no RC message link (credits are
+    DESIGN D6's).
+    """
+
+    message_credits: int = 0
+    reserve_credits: int = 0
+    slab_bytes: int = 0
+    eager_ceiling_bytes: int = 0
+    rd_atomic: int = 0
+    max_dest_rd_atomic: int = 0
+    max_message_bytes: int = 0
+    slices_max: int = 0
+    grants_max: int = 0
+    bulk_width: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hello(Message):
+    """First frame of a control connection, in both directions. `attempt` names the epoch; `nonce`
+    is 16 fresh bytes.
+
+    `target` is the worker id that the dialer means to reach (0: whoever listens there); the
+    listener echoes the dialer's id. `message_qpn` and `message_psn` are 0 until an RC message
+    link exists.
+    """
+
+    version_min: int
+    version_max: int
+    worker_id: int
+    incarnation: int
+    target: int
+    attempt: bytes
+    nonce: bytes
+    features: tuple[str, ...] = ()
+    rails: tuple[RailHint, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+    message_qpn: int = 0
+    message_psn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Proof(Message):
+    """HMAC over both hellos with the shared secret (an empty secret when none is configured)."""
+
+    mac: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome(Message):
+    """Listener's last word: the epoch is open."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal(Message):
+    """Either side's last word instead. `reason` is a stable code, `detail` for people."""
+
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BulkHello(Message):
+    """First frame of a TCP bulk connection: joins the epoch `attempt` by a token keyed with its
+    session key.
+    """
+
+    attempt: bytes
+    nonce: bytes
+    token: bytes
+
+
+# --- rendezvous calls (seed 001) ---
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataRequest(Message):
+    METHOD: ClassVar[str] = "_rv_metadata"
+    handle: Handle
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataReply(Message):
+    total_len: int
+    refcount: int
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaOffer(Message):
+    """The consumer can read by RDMA: these descriptor backends, through this array of bulk queue
+    pairs.
+    """
+
+    backends: tuple[str, ...]
+    array: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireRequest(Message):
+    """Take a read lock and let the owner choose the path. `rdma` None: no offer. `inline_max`
+    bytes may ride on the answer. `skip_threshold`: the caller demanded RDMA, so rdma_min_bytes
+    does not apply (DESIGN D12).
+    """
+
+    METHOD: ClassVar[str] = "_rv_acquire"
+    handle: Handle
+    rdma: RdmaOffer | None = None
+    inline_max: int = 0
+    skip_threshold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaAnswer(Message):
+    """The 29-byte descriptor with its key, and the grant record beside it (DESIGN D2)."""
+
+    lease_id: int
+    descriptor: bytes
+    grant: bytes
+    lease_timeout_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyAnswer(Message):
+    """The chunked path. `inline` carries the whole payload when it fits the request's inline_max."""
+
+    lease_id: int
+    transfer_id: int
+    total_len: int
+    reason: str = "no_offer"
+    inline: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireReply(Message):
+    """Exactly one of the two is set."""
+
+    rdma: RdmaAnswer | None = None
+    ready: ReadyAnswer | None = None
+
+    def __post_init__(self) -> None:
+        if (self.rdma is None) == (self.ready is None):
+            raise ValueError("exactly one of rdma and ready must be set")
+
+
+@dataclass(frozen=True, slots=True)
+class RefRequest(Message):
+    METHOD: ClassVar[str] = "_rv_ref"
+    handle: Handle
+
+
+@dataclass(frozen=True, slots=True)
+class DetachRequest(Message):
+    """Drop the read lock. Names the grant: it is its DONE. `transferred` false: the READ failed,
+    no receipt will come.
+    """
+
+    METHOD: ClassVar[str] = "_rv_detach"
+    handle: Handle
+    lease_id: int
+    transferred: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRequest(Message):
+    """Drop the read lock and one reference; otherwise as DetachRequest."""
+
+    METHOD: ClassVar[str] = "_rv_release"
+    handle: Handle
+    lease_id: int
+    transferred: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRenewRequest(Message):
+    METHOD: ClassVar[str] = "_rv_lease_renew"
+    handle: Handle
+    lease_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyReply(Message):
+    pass
+
+
+# --- bulk queue pairs (DESIGN D3) ---
+
+
+@dataclass(frozen=True, slots=True)
+class BulkMember(Message):
+    """One queue pair of an array, by its place in the array."""
+
+    index: int
+    qpn: int
+    psn: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectBulkRequest(Message):
+    """(Re)connect members of one READ array, requester to source. `rail` is the requester's,
+    `source_gid` the rail of the source that the requester chose. `attempt` rises with each
+    rebuild; an older one is refused.
+    """
+
+    METHOD: ClassVar[str] = "_connect_bulk"
+    array: int
+    attempt: int
+    rail: RailHint
+    source_gid: str
+    members: tuple[BulkMember, ...]
+    rd_atomic: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectBulkReply(Message):
+    rail: RailHint
+    members: tuple[BulkMember, ...]
+    rd_atomic: int = 1
+    connection: bytes = b""  # the source's connection incarnation, 16 bytes, for the binding
+
+
+LEASE_ID_NONE = LeaseId(0)

@@ -1,0 +1,211 @@
+"""The two seams that every backend implements: ControlLink (frames to one peer) and DataPath
+(bulk bytes).
+
+A Session is one epoch with one peer, as the layers above a link see it. Nothing here names a
+backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar, runtime_checkable
+
+from ..model import Address, LeaseId, PathName, PathReason, PeerIdentity
+from ..protocol.messages import Hello, Message
+
+Reply = TypeVar("Reply", bound=Message)
+FrameHandler = Callable[[memoryview], None]
+ClosedHandler = Callable[[BaseException | None], None]
+Progress = Callable[[int], None]  # bytes of this transfer that have arrived so far
+
+
+class ControlLink(Protocol):
+    """Ordered, reliable frames to one peer. One reader, one writer, in one event loop."""
+
+    @property
+    def endpoint(self) -> str:
+        """The other end as text, for messages."""
+
+    def start(self, on_frame: FrameHandler, on_closed: ClosedHandler) -> None:
+        """Begin delivery. `on_frame` gets a view that is valid only during the call. `on_closed`
+        runs exactly once: None after a local close, else the typed error.
+        """
+
+    def send_nowait(self, frame: bytes) -> None:
+        """Queue one frame. Raises ClosedError after close, BusyError when the write backlog is
+        over its limit, UsageError when the frame is over the frame limit.
+        """
+
+    def close(self) -> None:
+        """Flush what is queued as far as the peer takes it within a second, then close.
+        Idempotent.
+        """
+
+    def abort(self) -> None:
+        """Close at once. Idempotent."""
+
+    async def wait_closed(self) -> None:
+        """Until the socket is gone."""
+
+
+class Session(Protocol):
+    """One epoch with one peer: identities, keys, and calls over its control link."""
+
+    @property
+    def peer(self) -> PeerIdentity: ...
+
+    @property
+    def attempt(self) -> bytes:
+        """16 bytes that name this epoch on both sides."""
+
+    @property
+    def key(self) -> bytes:
+        """32 bytes derived from the secret and both hellos; equal on both sides, never sent."""
+
+    @property
+    def local_hello(self) -> Hello: ...
+
+    @property
+    def peer_hello(self) -> Hello: ...
+
+    @property
+    def peer_endpoint(self) -> tuple[str, int]:
+        """Where the peer listens (dialing side), for bulk connections."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    async def call(
+        self, request: Message, reply: type[Reply], timeout_s: float | None = None
+    ) -> Reply:
+        """One call. Raises PeerRefused (the peer answered no), PeerLost, DeadlineExceeded."""
+
+    def notify(self, request: Message) -> None:
+        """Fire and forget. Silently nothing once the session is closed."""
+
+
+CallHandler = Callable[[Session, object], Awaitable[Message | None]]
+"""A handler gets the session and the raw body map; it returns the reply, or None for a
+notification.
+"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PinnedBuffer:
+    """A piece of registered memory. The holder of `token` may free it; a peer with a descriptor
+    may not.
+    """
+
+    view: memoryview  # writable, unsigned bytes, exactly the requested length
+    address: Address
+    arena: object  # what RDMA paths look the registration up by
+    token: object
+
+
+@runtime_checkable
+class PinnedMemory(Protocol):
+    """A pool of registered memory (one arena in the first cut)."""
+
+    async def ensure(self) -> PathReason:
+        """Map and register the first arena if there is none. OK, or why it cannot be had."""
+
+    def allocate_nowait(self, nbytes: int) -> PinnedBuffer:
+        """Raises BudgetExceeded (the registered-bytes budget), BusyError (mapped, but no room
+        now).
+        """
+
+    def free(self, buffer: PinnedBuffer) -> None:
+        """Return the space. The caller has proven that nothing accesses it any more."""
+
+    @property
+    def registered_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """What an owner exposes for one lease: readable bytes, and their registered memory when they
+    are pinned.
+    """
+
+    view: memoryview
+    pinned: PinnedBuffer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """What travels to the consumer. TCP: `transfer_id` only. RDMA: descriptor and grant record."""
+
+    transfer_id: int = 0
+    descriptor: bytes = b""
+    grant: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """Where a pull writes: a writable, contiguous byte view, and its registered memory when it is
+    pinned.
+    """
+
+    view: memoryview
+    pinned: PinnedBuffer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PullReport:
+    """How a pull went: seconds by phase (read, copy, register ...), and counters that do not
+    depend on the machine.
+    """
+
+    phases: Mapping[str, float] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+class DataPath(Protocol):
+    """Moves the bytes of one lease from an owner's span into a consumer's target."""
+
+    name: PathName
+
+    def availability(self, session: Session) -> PathReason:
+        """Whether this path could serve that peer, from facts at hand. No I/O. OK, or why not."""
+
+    async def prepare(self, session: Session) -> PathReason:
+        """Consumer: make ready what `pull` needs (a dial, queue pairs). OK, or why not. Safe to
+        call concurrently.
+        """
+
+    async def expose(
+        self, session: Session, span: Span, lease_id: LeaseId, array: int = 0
+    ) -> Exposure:
+        """Owner: give `session` the authority to read exactly `span`, once, under `lease_id`.
+        Raises PathUnavailable(reason); then nothing was exposed."""
+
+    async def retract(self, session: Session, lease_id: LeaseId, *, transferred: bool) -> None:
+        """Owner: the lease ended. Returns when nothing can read the span any more; unknown leases
+        return at once. `transferred` false: the consumer said that its pull failed, or it was
+        lost. Raises Unquiesced.
+        """
+
+    async def pull(
+        self,
+        session: Session,
+        exposure: Exposure,
+        lease_id: LeaseId,
+        target: Target,
+        progress: Progress | None = None,
+    ) -> PullReport:
+        """Consumer: fill `target`. Returns or raises only when nothing can write the target any
+        more; cancelling it does not shorten that. Raises PathFailed(reason), PeerLost,
+        DeadlineExceeded (no progress), Unquiesced.
+        """
+
+    def handlers(self) -> Mapping[str, CallHandler]:
+        """Control calls that this path answers itself."""
+
+    async def close_session(self, session: Session) -> None:
+        """The epoch is over: retract everything of it, and return when its resources are gone.
+        Raises Unquiesced.
+        """
+
+    async def close(self) -> None:
+        """Everything of every session, then the path's own resources. Raises Unquiesced."""

@@ -1,0 +1,119 @@
+/* turn.h: the hot calls of orbit's completion loop, and nothing else.
+ *
+ * Two libraries implement this header: native.c over libibverbs' own inline calls (it links against nothing of
+ * rdma-core), and scripted.c, a fake device that executes the specification's checks in memory. No policy, no callback,
+ * no allocation per operation and no error text: every function returns a count or -errno, and completions are handed
+ * over as they are.
+ *
+ * Pointers arrive as uint64_t: native addresses (struct ibv_qp * ...) for native.c, the fake's own objects for
+ * scripted.c. The caller keeps the objects alive. Calls marked GIL keep Python's lock, since they never block; calls
+ * marked FREE are made without it.
+ */
+#ifndef ORBIT_TURN_H
+#define ORBIT_TURN_H
+
+#include <stdint.h>
+
+#define TURN_ABI 1
+
+enum turn_opcode {
+    TURN_SEND = 0,
+    TURN_SEND_WITH_INV = 1, /* rkey: the key to invalidate at the peer */
+    TURN_READ = 2,
+    TURN_WRITE = 3,
+    TURN_BIND_WINDOW = 4, /* rkey: the new key; window, region, local_addr, length, access */
+    TURN_LOCAL_INV = 5    /* rkey: the key to invalidate here */
+};
+
+enum turn_flags { TURN_SIGNALED = 1, TURN_FENCE = 2, TURN_INLINE = 4 };
+enum turn_access { TURN_REMOTE_READ = 1, TURN_REMOTE_WRITE = 2 };
+
+/* One send work request, 64 bytes. At most one local segment; length 0 has none. */
+struct turn_wr {
+    uint64_t wr_id;
+    uint64_t local_addr;  /* bind: start of the window */
+    uint64_t remote_addr; /* READ, WRITE */
+    uint64_t window;      /* bind: the window object */
+    uint64_t region;      /* bind: the parent registration */
+    uint64_t length;      /* bytes; bind: window length */
+    uint32_t lkey;
+    uint32_t rkey;
+    uint16_t opcode;
+    uint16_t flags;
+    uint32_t access; /* bind: turn_access bits */
+};
+
+/* One receive work request, 24 bytes. */
+struct turn_recv {
+    uint64_t wr_id;
+    uint64_t addr;
+    uint32_t length;
+    uint32_t lkey;
+};
+
+/* One completion, 40 bytes, fields as the provider gave them. `opcode` is the raw ibv_wc_opcode. `invalidated` is the
+ * key of a receive with invalidate, 0 otherwise (providers disagree on the flag, so `wc_flags` is passed on raw). */
+struct turn_wc {
+    uint64_t wr_id;
+    uint32_t status;
+    uint32_t opcode;
+    uint32_t byte_len;
+    uint32_t qp_num;
+    uint32_t vendor_err;
+    uint32_t wc_flags;
+    uint32_t invalidated;
+    uint32_t reserved;
+};
+
+/* ibv_modify_qp as far as RC needs it, applied by turn_modify. 88 bytes. */
+struct turn_qp_attr {
+    uint32_t state; /* ibv_qp_state: 1 INIT, 2 RTR, 3 RTS, 6 ERR */
+    uint32_t access; /* INIT: ibv_access_flags */
+    uint32_t port;
+    uint32_t pkey_index;
+    uint32_t path_mtu; /* bytes: 256 ... 4096 */
+    uint32_t dest_qpn;
+    uint32_t rq_psn;
+    uint32_t sq_psn;
+    uint32_t rd_atomic;      /* RTS */
+    uint32_t max_dest_rd_atomic; /* RTR */
+    uint32_t min_rnr_timer;
+    uint32_t timeout;
+    uint32_t retry_cnt;
+    uint32_t rnr_retry;
+    uint32_t is_global;
+    uint32_t sgid_index;
+    uint32_t hop_limit;
+    uint32_t dlid;
+    uint8_t dgid[16];
+};
+
+/* GIL. Must equal TURN_ABI of the header that the caller was written against. */
+int turn_abi(void);
+/* GIL. sizeof the four structs above, packed as wr | recv << 8 | wc << 16 | qp_attr << 24. */
+uint32_t turn_sizes(void);
+
+/* GIL. Post `count` requests as one chain, in order. *accepted is how many the provider took; when it cannot be told,
+ * UINT32_MAX: then the caller fences the queue pair. Returns 0 or -errno of the first one refused. */
+int turn_post_send(uint64_t qp, const struct turn_wr *wrs, uint32_t count, uint32_t *accepted);
+/* GIL. */
+int turn_post_recv(uint64_t qp, const struct turn_recv *recvs, uint32_t count, uint32_t *accepted);
+/* GIL. Up to `max` completions; returns how many, or -errno. */
+int turn_poll(uint64_t cq, struct turn_wc *out, uint32_t max);
+/* GIL. Ask for an event at the next completion (errors included). Poll again after it. */
+int turn_arm(uint64_t cq);
+/* GIL. Read all events of the (non-blocking) channel and acknowledge them on their completion queues; returns how many. */
+int turn_drain_events(uint64_t channel, uint64_t cq);
+/* FREE. Poll for up to spin_us, then arm, poll again and sleep on the channel for up to nap_us. Stops as soon as there
+ * is a completion; returns how many were polled (0: none in time, the queue is left armed), or -errno. Events that were
+ * read are counted and acknowledged. */
+int turn_wait(uint64_t cq, uint64_t channel, uint32_t spin_us, uint32_t nap_us, struct turn_wc *out, uint32_t max);
+/* GIL. File descriptor of a channel. */
+int turn_channel_fd(uint64_t channel);
+/* GIL. Write the key of a finished bind back into the window object; read it. */
+void turn_set_window_key(uint64_t window, uint32_t key);
+uint32_t turn_window_key(uint64_t window);
+/* FREE. modify_fn is ibv_modify_qp (native) or 0 (scripted). May block for a second towards an absent neighbour. */
+int turn_modify(uint64_t modify_fn, uint64_t qp, const struct turn_qp_attr *attr);
+
+#endif
