@@ -34,6 +34,19 @@ class UsageError(OrbitError):
     code = "usage"
 
 
+class UnknownPeer(UsageError):
+    """Nothing is known about the node that a handle names."""
+
+    code = "unknown_peer"
+
+    def __init__(self, worker_id: int) -> None:
+        super().__init__(
+            f"no address is known for node {worker_id:016x}",
+            hint="give the owner's address to add_peer first",
+        )
+        self.worker_id = worker_id
+
+
 class ConfigError(OrbitError):
     """A configuration value is invalid; names the knob and the accepted values."""
 
@@ -263,6 +276,17 @@ class Unquiesced(OrbitError):
         self.what = what
         self.retained_bytes = retained_bytes
         self.cause = cause
+
+
+class LabError(OrbitError):
+    """The SoftRoCE lab could not do its part. `stage` names the step that failed (tools, kernel, boot, device ...)."""
+
+    code = "lab"
+
+    def __init__(self, stage: str, detail: str, *, hint: str = "") -> None:
+        super().__init__(f"lab stage {stage} failed: {detail}", hint=hint)
+        self.stage = stage
+        self.detail = detail
 
 
 class InternalError(OrbitError):

@@ -7,8 +7,15 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 LOOP_KINDS = ("asyncio", "uvloop")
+
+# On a busy machine a time limit on one example is a coin toss; test runs have their own limits.
+settings.register_profile(
+    "orbit", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("orbit")
 
 
 @pytest.fixture
@@ -19,7 +26,7 @@ def loop_kind() -> str:
 
 @pytest.fixture
 def run_async(loop_kind: str) -> Callable[[Coroutine[Any, Any, Any]], Any]:
-    """Run one coroutine to its end on the loop of this test, with debug checks for forgotten awaits."""
+    """Run one coroutine to its end on the loop of this test."""
 
     def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
         if loop_kind == "uvloop":

@@ -28,7 +28,8 @@ class Message:
     __slots__ = ()
 
     def to_wire(self) -> dict[str, Any]:
-        return {f.name: _pack(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+        names = (f.name for f in fields(self))  # type: ignore[arg-type]
+        return {name: _pack(getattr(self, name)) for name in names}
 
     @classmethod
     def from_wire(cls, body: object) -> Self:
@@ -36,7 +37,7 @@ class Message:
         if not isinstance(body, dict):
             raise PeerProtocolError(f"{cls.__name__}: expected a map, got {type(body).__name__}")
         values = {}
-        for name, (kinds, required) in _schema(cls).items():
+        for name, (kinds, required) in _schema(cls).items():  # type: ignore[arg-type]
             if name not in body:
                 if required:
                     raise PeerProtocolError(f"{cls.__name__}: field {name!r} is missing")
@@ -73,7 +74,8 @@ def _unpack(owner: str, name: str, kind: Any, value: object) -> Any:
         return kind.from_wire(value)
     if kind is float and type(value) is int:
         return float(value)
-    if type(value) is not kind or (kind is int and not 0 <= value <= U64_MAX):  # type: ignore[operator]
+    outside = type(value) is int and not 0 <= value <= U64_MAX
+    if type(value) is not kind or outside:
         raise PeerProtocolError(
             f"{owner}: field {name!r} must be {kind.__name__}, got {str(value)[:40]!r}"
         )
@@ -104,7 +106,7 @@ def _plain(kind: Any) -> Any:
     return getattr(kind, "__supertype__", kind)  # NewType -> its base
 
 
-# --- handshake (orbit/protocol/bootstrap.py runs it) ---
+# --- handshake (orbit/protocol/bootstrap/ runs it) ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,17 +241,20 @@ class AcquireRequest(Message):
 
 @dataclass(frozen=True, slots=True)
 class RdmaAnswer(Message):
-    """The 29-byte descriptor with its key, and the grant record beside it (DESIGN D2)."""
+    """The 29-byte descriptor with its key, and the grant record beside it (DESIGN D2). `total_len`
+    is the payload's size, so that a consumer can check and allocate before it decodes anything.
+    """
 
     lease_id: int
     descriptor: bytes
     grant: bytes
     lease_timeout_ms: int = 0
+    total_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyAnswer(Message):
-    """The chunked path. `inline` carries the whole payload when it fits the request's inline_max."""
+    """The chunked path. `inline` carries the whole payload if it fits the request's inline_max."""
 
     lease_id: int
     transfer_id: int
@@ -336,6 +341,7 @@ class ConnectBulkRequest(Message):
     source_gid: str
     members: tuple[BulkMember, ...]
     rd_atomic: int = 1
+    connection: bytes = b""  # the requester's connection incarnation, 16 bytes, for the binding
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +350,19 @@ class ConnectBulkReply(Message):
     members: tuple[BulkMember, ...]
     rd_atomic: int = 1
     connection: bytes = b""  # the source's connection incarnation, 16 bytes, for the binding
+
+
+@dataclass(frozen=True, slots=True)
+class BulkLostNotice(Message):
+    """Notification, source to requester: these members of a READ array are gone on the source's
+    side. It saves the requester the retries of its next READ; nothing depends on its arrival.
+    `connection` names the source's incarnation of them, so that a late notice hits nothing newer.
+    """
+
+    METHOD: ClassVar[str] = "_bulk_lost"
+    array: int
+    connection: bytes
+    indexes: tuple[int, ...]
 
 
 LEASE_ID_NONE = LeaseId(0)

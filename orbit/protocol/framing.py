@@ -1,0 +1,160 @@
+"""Frames on a byte stream: a kind byte and a body, behind a 4-byte big-endian length.
+
+A *frame* here is kind + body, which is what a ControlLink carries; the length and the preface
+belong to byte streams alone. `FrameParser` takes the stream in any split and gives whole frames
+back; it refuses a stranger at the first wrong byte and an oversize length before it holds anything
+for it. It knows kinds, not what bodies mean.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from ..errors import PeerProtocolError, UsageError
+from .codec import Readable
+
+# First bytes of every connection, in both directions. NUL and CR LF expose text-mode middle boxes,
+# and no other protocol's first line begins like this.
+PREFACE: Final = b"orbit\x00\r\n"
+HANDSHAKE_FRAME_BYTES_MAX: Final = 4096  # until the peer has proven itself
+FRAME_BYTES_MAX: Final = 1 << 20  # afterwards; bulk bytes have their own connections
+
+_LENGTH = struct.Struct(">I")
+
+
+class FrameKind(IntEnum):
+    """What a body is. Kinds below 16 belong to the handshake. Unknown kinds end the connection."""
+
+    HELLO = 1
+    PROOF = 2
+    WELCOME = 3
+    REFUSAL = 4
+    BULK_HELLO = 5
+    CALL = 16  # [id, method, body]
+    REPLY = 17  # [id, body]
+    FAULT = 18  # [id, code, detail]
+    NOTIFY = 19  # [method, body]
+    PING = 20  # [n]
+    PONG = 21  # [n]
+    GOODBYE = 22  # []
+
+
+@dataclass(frozen=True, slots=True)
+class SendFrame:
+    """An effect of the machines above: hand this frame to the link, in order."""
+
+    frame: bytes
+
+
+_KINDS = {int(kind): kind for kind in FrameKind}
+
+
+def encode_frame(kind: FrameKind, body: Readable = b"") -> bytes:
+    """A frame as a ControlLink carries it: kind byte + body, no length."""
+    return bytes((kind,)) + body
+
+
+def split_frame(frame: Readable) -> tuple[FrameKind, memoryview]:
+    """Inverse of `encode_frame`. Raises PeerProtocolError for an empty frame or an unknown kind."""
+    if not frame:
+        raise PeerProtocolError("an empty frame")
+    kind = _KINDS.get(frame[0])
+    if kind is None:
+        raise PeerProtocolError(f"unknown frame kind {frame[0]}")
+    return kind, memoryview(frame)[1:]
+
+
+def length_prefix(frame: Readable, frame_bytes_max: int = FRAME_BYTES_MAX) -> bytes:
+    """The 4 bytes that precede `frame` on a stream. Raises UsageError when it is over the limit."""
+    if not 0 < len(frame) <= frame_bytes_max:
+        raise UsageError(f"a frame of {len(frame)} bytes; the limit is {frame_bytes_max}")
+    return _LENGTH.pack(len(frame))
+
+
+def encode_on_stream(frame: bytes, frame_bytes_max: int = FRAME_BYTES_MAX) -> bytes:
+    """Length and frame in one piece."""
+    return length_prefix(frame, frame_bytes_max) + frame
+
+
+class FrameParser:
+    """Cuts a byte stream into frames: `feed` what came, then take frames until None.
+
+    `frame_bytes_max` may be raised between two frames, once the handshake is through. After an
+    error every call raises it again: the stream has no next frame.
+    """
+
+    __slots__ = ("_buffer", "_error", "_preface_left", "_start", "frame_bytes_max")
+
+    def __init__(
+        self, frame_bytes_max: int = HANDSHAKE_FRAME_BYTES_MAX, *, preface: bool = True
+    ) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        self._buffer = bytearray()
+        self._start = 0  # what stands before it was taken already
+        self._preface_left = PREFACE if preface else b""
+        self._error: PeerProtocolError | None = None
+
+    @property
+    def pending_bytes(self) -> int:
+        """Fed, but not yet taken. Not 0 at the end of a stream: it broke off inside a frame."""
+        return len(self._buffer) - self._start
+
+    def feed(self, data: Readable) -> None:
+        """Add received bytes. Raises PeerProtocolError at the first wrong byte of the preface."""
+        self._raise_error()
+        if self._start:
+            del self._buffer[: self._start]
+            self._start = 0
+        self._buffer += data
+        if self._preface_left:
+            self._take_preface()
+
+    def next_frame(self) -> memoryview | None:
+        """The next whole frame (kind known), or None. The view stays valid; it is a copy."""
+        self._raise_error()
+        if self._preface_left or self.pending_bytes < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer, self._start)
+        if not 0 < length <= self.frame_bytes_max:
+            self._fail(f"a frame length of {length}; the limit is {self.frame_bytes_max}")
+        begin = self._start + _LENGTH.size
+        if len(self._buffer) > begin and self._buffer[begin] not in _KINDS:
+            self._fail(f"unknown frame kind {self._buffer[begin]}")
+        if len(self._buffer) - begin < length:
+            return None
+        self._start = begin + length
+        return memoryview(bytes(memoryview(self._buffer)[begin : self._start]))
+
+    def frames(self) -> Iterator[memoryview]:
+        """Every whole frame at hand."""
+        while (frame := self.next_frame()) is not None:
+            yield frame
+
+    def take_rest(self) -> bytes:
+        """What follows the last frame, as raw bytes: for a stream that stops being framed."""
+        self._raise_error()
+        rest = bytes(memoryview(self._buffer)[self._start :])
+        self._buffer.clear()
+        self._start = 0
+        return rest
+
+    def _take_preface(self) -> None:
+        size = min(len(self._preface_left), len(self._buffer))
+        if self._buffer[:size] != self._preface_left[:size]:
+            self._fail("not an orbit peer")
+        del self._buffer[:size]
+        self._preface_left = self._preface_left[size:]
+
+    def _fail(self, problem: str) -> None:
+        self._error = PeerProtocolError(problem)
+        self._buffer.clear()
+        self._start = 0
+        raise self._error
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
