@@ -28,6 +28,7 @@ class DeviceLimits:
     max_windows: int
     max_region_bytes: int
     window_type_2b: bool  # the capability flag only; a real bind is the proof
+    vendor_id: int = 0  # chooses the row of `quirks.py`
 
 
 @dataclass(frozen=True, slots=True)

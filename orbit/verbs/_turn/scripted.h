@@ -1,0 +1,90 @@
+/* scripted.h: the making and the scripting of the fake device behind scripted.c.
+ *
+ * One fabric holds devices; queue pairs of different devices of one fabric reach each other by GID and queue pair
+ * number. Everything lives in this process and memory accesses are real copies at real addresses. Objects stay
+ * allocated until their fabric is freed, so that a stale address is an error and never a crash.
+ *
+ * Every call keeps Python's lock except turn_wait and turn_modify (turn.h). Objects are uint64_t addresses; makers
+ * return 0 and set *error, the others return 0 or -errno.
+ */
+#ifndef ORBIT_SCRIPTED_H
+#define ORBIT_SCRIPTED_H
+
+#include "turn.h"
+
+enum fake_mode { FAKE_SPECIFICATION = 0, FAKE_RXE = 1 };
+
+/* ibv_access_flags */
+enum fake_access { FAKE_LOCAL_WRITE = 1, FAKE_REMOTE_WRITE = 2, FAKE_REMOTE_READ = 4, FAKE_MW_BIND = 16 };
+
+/* What a rule does to the work requests it matches. */
+enum fake_action {
+    FAKE_HOLD = 1,      /* keep the completion back until released; later ones of the queue wait behind it */
+    FAKE_LOSE = 2,      /* never deliver the completion */
+    FAKE_DUPLICATE = 3, /* deliver it twice */
+    FAKE_FAIL = 4,      /* do nothing, complete with `status` and `vendor_err`, queue pair to ERR */
+    FAKE_DELAY = 5,     /* keep the payload of a READ or WRITE back until released */
+    FAKE_REFUSE = 6     /* refuse the entry at post with errno `status`; `known` says whether the count is told */
+};
+
+enum { FAKE_ANY = 255, FAKE_RECV = 64 }; /* `opcode` of a rule: a turn_opcode, or these */
+
+/* Matches the next `count` requests of `opcode` after `skip` of them. 24 bytes. */
+struct fake_rule {
+    uint32_t action;
+    uint32_t opcode;
+    uint32_t skip;
+    uint32_t count; /* UINT32_MAX: for ever */
+    uint32_t status;
+    uint32_t vendor_err_or_known;
+};
+
+/* What a device has counted. Everything from `double_invalidates` on is a misuse. */
+struct fake_counters {
+    uint64_t sent_bytes; /* payload that left the device */
+    uint64_t binds;
+    uint64_t invalidates;
+    uint64_t flushed;
+    uint64_t double_invalidates; /* an rxe kernel panics */
+    uint64_t destroyed_with_windows; /* an rxe kernel blocks 50 s and warns */
+    uint64_t keys_reused; /* a key was bound a second time */
+    uint64_t overruns; /* completions lost to a full queue */
+    uint64_t live_objects;
+};
+
+struct fake_qp_caps {
+    uint32_t send_depth;
+    uint32_t recv_depth;
+    uint32_t inline_bytes;
+};
+
+uint64_t fake_fabric_new(uint32_t mode);
+/* Frees every object of the fabric. Nothing of it may be used afterwards. */
+void fake_fabric_free(uint64_t fabric);
+uint64_t fake_device_new(uint64_t fabric, int *error);
+/* An all-zero gid clears the entry. */
+int fake_device_set_gid(uint64_t device, uint32_t index, const uint8_t *gid);
+int fake_device_set_port(uint64_t device, uint32_t active);
+int fake_device_set_windows(uint64_t device, uint32_t supported);
+/* turn_modify to RTR sleeps this long, without Python's lock. */
+int fake_device_set_rtr_delay(uint64_t device, uint32_t microseconds);
+int fake_device_add_rule(uint64_t device, const struct fake_rule *rule);
+int fake_device_clear_rules(uint64_t device);
+/* Payloads first, then completions, each in order; how many. Rules stay. */
+int fake_device_release(uint64_t device);
+int fake_device_counters(uint64_t device, struct fake_counters *out);
+
+uint64_t fake_pd_new(uint64_t device, int *error);
+uint64_t fake_mr_new(uint64_t pd, uint64_t address, uint64_t length, uint32_t access, int *error);
+uint32_t fake_mr_lkey(uint64_t mr);
+uint32_t fake_mr_rkey(uint64_t mr);
+uint64_t fake_mw_new(uint64_t pd, int *error);
+uint64_t fake_channel_new(uint64_t device, int *error);
+uint64_t fake_cq_new(uint64_t device, uint32_t depth, uint64_t channel, int *error);
+uint64_t fake_qp_new(uint64_t pd, uint64_t send_cq, uint64_t recv_cq, struct fake_qp_caps *caps, int *error);
+uint32_t fake_qp_num(uint64_t qp);
+uint32_t fake_qp_state(uint64_t qp);
+/* Any object. EBUSY with live children. */
+int fake_destroy(uint64_t object);
+
+#endif

@@ -1,0 +1,235 @@
+"""ScriptedProvider: the provider contract over the fake fabric, so that `verbs/` runs for real
+without a device.
+
+Owns nothing but the Python objects of the contract; the fake's behaviour is in C and its script in
+`scripted_fabric`. Destroying in the wrong order is refused (EBUSY), as a device does it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import struct
+from collections.abc import Sequence
+
+from ..errors import ClosedError, DeviceError
+from .provider import (
+    DeviceLimits,
+    NativeChannel,
+    NativeObject,
+    PortFacts,
+    QueuePairCaps,
+)
+from .scripted_fabric import (
+    ANY_OPCODE,
+    FOREVER,
+    GID_ENTRIES,
+    RECEIVE,
+    FakeCounters,
+    ScriptedDevice,
+    ScriptedFabric,
+)
+from .turn import QueuePairAttributes, Turn
+
+_ENODEV = 19
+_CAPS = struct.Struct("=3I")
+
+
+class ScriptedObject:
+    """A live object of the fake."""
+
+    def __init__(self, device: ScriptedDevice, native: int, destroy_verb: str) -> None:
+        self._device = device
+        self._native = native
+        self._destroy_verb = destroy_verb
+
+    @property
+    def native(self) -> int:
+        return self._native
+
+    def close(self) -> None:
+        if not self._native:
+            return
+        self._device.check_verb(self._destroy_verb)
+        rc = self._device.fabric.library.call("fake_destroy", self._native)
+        if rc:
+            raise DeviceError(self._device.name, self._destroy_verb, -rc)
+        self._native = 0
+
+    def _make(self, verb: str, maker: str, *arguments: int) -> int:
+        """The address of a new object made from this one."""
+        if not self._native:
+            raise ClosedError(f"{self._device.name}: the parent object")
+        self._device.check_verb(verb)
+        library = self._device.fabric.library
+        return library.make(self._device.name, verb, maker, self._native, *arguments)
+
+
+class ScriptedChannel(ScriptedObject):
+    @property
+    def fd(self) -> int:
+        return self._device.fabric.turn.channel_fd(self._native)
+
+
+class ScriptedRegion(ScriptedObject):
+    @property
+    def lkey(self) -> int:
+        return self._device.fabric.library.call("fake_mr_lkey", self._native) & 0xFFFFFFFF
+
+    @property
+    def rkey(self) -> int:
+        return self._device.fabric.library.call("fake_mr_rkey", self._native) & 0xFFFFFFFF
+
+
+class ScriptedWindow(ScriptedObject):
+    @property
+    def key(self) -> int:
+        return self._device.fabric.turn.window_key(self._native)
+
+
+class ScriptedQueuePair(ScriptedObject):
+    def __init__(self, device: ScriptedDevice, native: int, caps: QueuePairCaps) -> None:
+        super().__init__(device, native, "destroy_qp")
+        self._caps = caps
+
+    @property
+    def qp_num(self) -> int:
+        return self._device.fabric.library.call("fake_qp_num", self._native) & 0xFFFFFFFF
+
+    @property
+    def state(self) -> int:
+        """For tests; the contract has none, since asking a device costs a system call."""
+        return self._device.fabric.library.call("fake_qp_state", self._native)
+
+    @property
+    def caps(self) -> QueuePairCaps:
+        return self._caps
+
+    def modify(self, attributes: QueuePairAttributes) -> None:
+        self._device.check_verb("modify_qp")
+        self._device.fabric.turn.modify(self._native, attributes, self._device.name)
+
+
+class ScriptedDomain(ScriptedObject):
+    def register(self, address: int, length: int, access: int) -> ScriptedRegion:
+        native = self._make("reg_mr", "fake_mr_new", address, length, access)
+        return ScriptedRegion(self._device, native, "dereg_mr")
+
+    def allocate_window(self) -> ScriptedWindow:
+        return ScriptedWindow(self._device, self._make("alloc_mw", "fake_mw_new"), "dealloc_mw")
+
+    def create_queue_pair(
+        self, send_cq: NativeObject, recv_cq: NativeObject, caps: QueuePairCaps
+    ) -> ScriptedQueuePair:
+        asked = _CAPS.pack(caps.send_depth, caps.recv_depth, caps.inline_bytes)
+        buffer = ctypes.create_string_buffer(asked, len(asked))
+        native = self._make(
+            "create_qp", "fake_qp_new", send_cq.native, recv_cq.native, ctypes.addressof(buffer)
+        )
+        return ScriptedQueuePair(self._device, native, QueuePairCaps(*_CAPS.unpack(buffer.raw)))
+
+
+class ScriptedContext:
+    """An open device."""
+
+    def __init__(self, device: ScriptedDevice) -> None:
+        self._device = device
+        self._open = True
+
+    @property
+    def native(self) -> int:
+        return self._device.native if self._open else 0
+
+    @property
+    def device(self) -> str:
+        return self._device.name
+
+    def limits(self) -> DeviceLimits:
+        self._check("query_device")
+        return self._device.facts.limits
+
+    def port(self, number: int) -> PortFacts:
+        self._check("query_port")
+        if number != 1:
+            raise DeviceError(self._device.name, "query_port", _ENODEV)
+        facts = self._device.facts
+        return PortFacts(
+            active=facts.active,
+            state="ACTIVE" if facts.active else "DOWN",
+            mtu=facts.mtu,
+            lid=0,
+            link_layer="ethernet",
+            gid_count=GID_ENTRIES,
+            max_message_bytes=(8 << 20) if self._device.fabric.rxe else (1 << 30),
+        )
+
+    def gid(self, port: int, index: int) -> str:
+        self._check("query_gid")
+        if port != 1 or not 0 <= index < GID_ENTRIES:
+            raise DeviceError(self._device.name, "query_gid", _ENODEV)
+        packed = socket.inet_pton(socket.AF_INET6, self._device.gids[index])
+        return socket.inet_ntop(socket.AF_INET6, packed)
+
+    def allocate_domain(self) -> ScriptedDomain:
+        return ScriptedDomain(self._device, self._make("alloc_pd", "fake_pd_new"), "dealloc_pd")
+
+    def create_channel(self) -> ScriptedChannel:
+        native = self._make("create_comp_channel", "fake_channel_new")
+        return ScriptedChannel(self._device, native, "destroy_comp_channel")
+
+    def create_cq(self, depth: int, channel: NativeChannel) -> ScriptedObject:
+        native = self._make("create_cq", "fake_cq_new", depth, channel.native)
+        return ScriptedObject(self._device, native, "destroy_cq")
+
+    def close(self) -> None:
+        if self._open:
+            self._device.check_verb("close_device")
+            self._open = False
+
+    def _check(self, verb: str) -> None:
+        if not self._open:
+            raise ClosedError(f"{self._device.name}: the context")
+        self._device.check_verb(verb)
+
+    def _make(self, verb: str, maker: str, *arguments: int) -> int:
+        self._check(verb)
+        library = self._device.fabric.library
+        return library.make(self._device.name, verb, maker, self._device.native, *arguments)
+
+
+class ScriptedProvider:
+    """What one host sees of a fabric: all of its devices, or the named ones."""
+
+    def __init__(self, fabric: ScriptedFabric, devices: Sequence[str] | None = None) -> None:
+        self.fabric = fabric
+        self._seen = devices
+
+    @property
+    def turn(self) -> Turn:
+        return self.fabric.turn
+
+    def devices(self) -> Sequence[str]:
+        names = self.fabric.devices
+        return [name for name in names if self._seen is None or name in self._seen]
+
+    def open(self, device: str) -> ScriptedContext:
+        if device not in self.devices():
+            raise DeviceError(device, "open_device", _ENODEV)
+        found = self.fabric.devices[device]
+        found.check_verb("open_device")
+        return ScriptedContext(found)
+
+
+__all__ = [
+    "ANY_OPCODE",
+    "FOREVER",
+    "RECEIVE",
+    "FakeCounters",
+    "ScriptedContext",
+    "ScriptedDevice",
+    "ScriptedDomain",
+    "ScriptedFabric",
+    "ScriptedObject",
+    "ScriptedProvider",
+    "ScriptedQueuePair",
+]

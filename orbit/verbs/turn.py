@@ -1,0 +1,331 @@
+"""ctypes binding of the C helper (`_turn/turn.h`): posting, polling, arming and waiting on native
+addresses.
+
+Owns the loading of the libraries and the rule which call keeps the GIL. It knows nothing of lanes,
+grants or what a work request is for; it neither retries nor waits except in `wait`, `modify` and
+`prefault`, which drop the GIL. After a fork every call of the child's copies raises ClosedError.
+The record builders of `records` are re-exported here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno as errnos
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, NoReturn
+
+from ..errors import ClosedError, DeviceError
+from .prefault import prefault
+from .records import (
+    ACCESS_LOCAL_WRITE,
+    ACCESS_MW_BIND,
+    ACCESS_REMOTE_READ,
+    ACCESS_REMOTE_WRITE,
+    BIND_WINDOW,
+    FENCE,
+    INLINE,
+    LOCAL_INV,
+    READ,
+    SEND,
+    SEND_WITH_INV,
+    SIGNALED,
+    SIZES,
+    STATE_ERR,
+    STATE_INIT,
+    STATE_NAMES,
+    STATE_RESET,
+    STATE_RTR,
+    STATE_RTS,
+    WC,
+    WINDOW_READ,
+    WINDOW_WRITE,
+    WRITE,
+    Completion,
+    QueuePairAttributes,
+    pack_bind,
+    pack_local_inv,
+    pack_read,
+    pack_recv,
+    pack_send,
+    pack_send_with_inv,
+    pack_write,
+)
+
+ABI = 1
+ACCEPTED_UNKNOWN = 0xFFFFFFFF
+POLL_MAX = 64  # completions per crossing; a fuller queue is met by the next call
+
+_CFunction = Callable[..., int]
+
+
+class PostResult(NamedTuple):
+    """What a post did: `errno` 0 means that every request was taken.
+
+    Otherwise `accepted` requests of the chain were taken, in order, and will complete; None means
+    that the provider could not tell, and the queue pair must be fenced (moved to ERR and drained)
+    before anything else.
+    """
+
+    accepted: int | None
+    errno: int
+
+
+@dataclass(slots=True)
+class Crossings:
+    """How often each call went into C: the benchmark reports crossings per operation."""
+
+    post_send: int = 0
+    post_recv: int = 0
+    poll: int = 0
+    arm: int = 0
+    drain_events: int = 0
+    wait: int = 0
+    modify: int = 0
+    prefault: int = 0
+    window_key: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, name) for name in self.__slots__)
+
+
+def library_path(kind: Literal["native", "scripted"]) -> Path:
+    """The built shared object. DeviceError (ENOENT) when this installation has none."""
+    for found in sorted((Path(__file__).parent / "_turn").glob(f"_{kind}*.so")):
+        return found
+    raise DeviceError(
+        "helper",
+        "load",
+        errnos.ENOENT,
+        f"this installation was built without the {kind} helper",
+        hint="install libibverbs-dev (rdma-core-devel on RPM systems) and build orbit again",
+    )
+
+
+class _Scratch(threading.local):
+    """Out-parameters per thread, so that a thread switch between a call and its reading mixes
+    nothing up."""
+
+    def __init__(self) -> None:
+        self.accepted = ctypes.c_uint32()
+        self.accepted_ref = ctypes.byref(self.accepted)
+        self.completions = ctypes.create_string_buffer(POLL_MAX * WC.size)
+        self.view = memoryview(self.completions).toreadonly()
+
+
+class _ForkedAway:
+    """Stands in for every C function of a forked child's copy."""
+
+    def __call__(self, *_arguments: object) -> NoReturn:
+        raise ClosedError("the verbs helper of the parent process")
+
+
+_turns: weakref.WeakSet[Turn] = weakref.WeakSet()
+
+
+class Turn:
+    """One loaded library. Calls with the GIL held (`post_*`, `poll`, `arm`, `drain_events`, window
+    keys) never block; `wait`, `modify` and `prefault` drop it. Addresses come from the provider's
+    objects and must be alive."""
+
+    def __init__(self, library: Path, modify_fn: int = 0) -> None:
+        try:
+            held = ctypes.PyDLL(str(library))
+            free = ctypes.CDLL(str(library))
+        except OSError as error:
+            raise DeviceError("helper", "load", errnos.ENOEXEC, str(error)) from error
+        _check_layout(held, library)
+        u32, u64, pointer = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
+        self._modify_fn = modify_fn
+        self._post_send = _function(held, "turn_post_send", u64, ctypes.c_char_p, u32, pointer)
+        self._post_recv = _function(held, "turn_post_recv", u64, ctypes.c_char_p, u32, pointer)
+        self._poll = _function(held, "turn_poll", u64, pointer, u32)
+        self._arm = _function(held, "turn_arm", u64)
+        self._drain_events = _function(held, "turn_drain_events", u64, u64)
+        self._wait = _function(free, "turn_wait", u64, u64, u32, u32, pointer, u32)
+        self._channel_fd = _function(held, "turn_channel_fd", u64)
+        self._set_window_key = _function(held, "turn_set_window_key", u64, u32, void=True)
+        self._window_key = _function(held, "turn_window_key", u64)
+        self._modify = _function(free, "turn_modify", u64, u64, ctypes.c_char_p)
+        self._scratch = _Scratch()
+        self.crossings = Crossings()
+        _turns.add(self)
+
+    def post_send(self, qp: int, requests: Sequence[bytes]) -> PostResult:
+        """Post packed requests as one chain, in order, in one crossing."""
+        self.crossings.post_send += 1
+        scratch = self._scratch
+        count = len(requests)
+        rc = self._post_send(qp, b"".join(requests), count, scratch.accepted_ref)
+        return PostResult(count, 0) if rc == 0 else _refused(rc, scratch.accepted.value)
+
+    def post_recv(self, qp: int, requests: Sequence[bytes]) -> PostResult:
+        self.crossings.post_recv += 1
+        scratch = self._scratch
+        count = len(requests)
+        rc = self._post_recv(qp, b"".join(requests), count, scratch.accepted_ref)
+        return PostResult(count, 0) if rc == 0 else _refused(rc, scratch.accepted.value)
+
+    def poll(self, cq: int, max_completions: int = POLL_MAX) -> list[Completion]:
+        """Up to `max_completions` (at most POLL_MAX) completions. Fewer than that means that the
+        queue was empty."""
+        self.crossings.poll += 1
+        scratch = self._scratch
+        count = self._poll(cq, scratch.completions, min(max_completions, POLL_MAX))
+        return _completions(scratch, count, "poll_cq") if count else []
+
+    def arm(self, cq: int) -> None:
+        """One event at the next completion, errors included. Poll again afterwards: what came
+        before raises none."""
+        self.crossings.arm += 1
+        rc = self._arm(cq)
+        if rc < 0:
+            raise DeviceError("completion queue", "req_notify_cq", -rc)
+
+    def drain_events(self, channel: int, cq: int) -> int:
+        """Read and acknowledge every pending event; how many there were."""
+        self.crossings.drain_events += 1
+        count = self._drain_events(channel, cq)
+        if count < 0:
+            raise DeviceError("completion channel", "get_cq_event", -count)
+        return count
+
+    def wait(
+        self,
+        cq: int,
+        channel: int,
+        spin_us: int,
+        nap_us: int,
+        max_completions: int = POLL_MAX,
+    ) -> list[Completion]:
+        """Without the GIL: poll for `spin_us`, then sleep on the channel for up to `nap_us`. Empty
+        means none in time, and that the queue is armed."""
+        self.crossings.wait += 1
+        scratch = self._scratch
+        count = self._wait(
+            cq, channel, spin_us, nap_us, scratch.completions, min(max_completions, POLL_MAX)
+        )
+        return _completions(scratch, count, "wait") if count else []
+
+    def channel_fd(self, channel: int) -> int:
+        fd = self._channel_fd(channel)
+        if fd < 0:
+            raise DeviceError("completion channel", "fd", -fd)
+        return fd
+
+    def set_window_key(self, window: int, key: int) -> None:
+        """Write the key of a finished bind back into the window object; the next bind starts from
+        it."""
+        self.crossings.window_key += 1
+        self._set_window_key(window, key)
+
+    def window_key(self, window: int) -> int:
+        self.crossings.window_key += 1
+        return self._window_key(window) & 0xFFFFFFFF
+
+    def modify(self, qp: int, attributes: QueuePairAttributes, device: str = "queue pair") -> None:
+        """Without the GIL. May block for a second (RTR towards an absent neighbour): call it off
+        the event loop."""
+        self.crossings.modify += 1
+        rc = self._modify(self._modify_fn, qp, attributes.pack())
+        if rc < 0:
+            state = STATE_NAMES.get(attributes.state, "?")
+            raise DeviceError(device, f"modify_qp to {state}", -rc)
+
+    def prefault(self, address: int, length: int) -> None:
+        """Without the GIL: fault the pages of a range in before it is registered. Contents stay as
+        they are. DeviceError when the range is not mapped."""
+        if isinstance(self._poll, _ForkedAway):
+            self._poll()
+        self.crossings.prefault += prefault(address, length)
+
+    def forget_in_child(self) -> None:
+        """The parent's objects are not this process's: make every call raise."""
+        gone = _ForkedAway()
+        self._post_send = self._post_recv = self._poll = self._arm = self._drain_events = gone
+        self._wait = self._channel_fd = self._set_window_key = self._window_key = gone
+        self._modify = gone
+
+
+def _function(library: ctypes.CDLL, name: str, *arguments: type, void: bool = False) -> _CFunction:
+    function = library[name]
+    function.argtypes = arguments
+    function.restype = None if void else ctypes.c_int
+    return function
+
+
+def _check_layout(library: ctypes.CDLL, path: Path) -> None:
+    try:
+        abi = int(library["turn_abi"]())
+        sizes = int(library["turn_sizes"]()) & 0xFFFFFFFF
+    except AttributeError as error:
+        raise DeviceError("helper", "load", errnos.ENOEXEC, f"{path.name}: {error}") from error
+    if (abi, sizes) != (ABI, SIZES):
+        raise DeviceError(
+            "helper",
+            "load",
+            errnos.ENOEXEC,
+            f"{path.name} has ABI {abi} and sizes {sizes:#x}, expected {ABI} and {SIZES:#x}",
+            hint="build orbit again: the helper was built from another version",
+        )
+
+
+def _refused(rc: int, accepted: int) -> PostResult:
+    return PostResult(None if accepted == ACCEPTED_UNKNOWN else accepted, -rc)
+
+
+def _completions(scratch: _Scratch, count: int, verb: str) -> list[Completion]:
+    if count < 0:
+        raise DeviceError("completion queue", verb, -count)
+    return list(map(Completion._make, WC.iter_unpack(scratch.view[: count * WC.size])))
+
+
+def _after_fork_in_child() -> None:
+    for turn in list(_turns):
+        turn.forget_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+__all__ = [
+    "ACCESS_LOCAL_WRITE",
+    "ACCESS_MW_BIND",
+    "ACCESS_REMOTE_READ",
+    "ACCESS_REMOTE_WRITE",
+    "BIND_WINDOW",
+    "FENCE",
+    "INLINE",
+    "LOCAL_INV",
+    "POLL_MAX",
+    "READ",
+    "SEND",
+    "SEND_WITH_INV",
+    "SIGNALED",
+    "STATE_ERR",
+    "STATE_INIT",
+    "STATE_RESET",
+    "STATE_RTR",
+    "STATE_RTS",
+    "WINDOW_READ",
+    "WINDOW_WRITE",
+    "WRITE",
+    "Completion",
+    "Crossings",
+    "PostResult",
+    "QueuePairAttributes",
+    "Turn",
+    "library_path",
+    "pack_bind",
+    "pack_local_inv",
+    "pack_read",
+    "pack_recv",
+    "pack_send",
+    "pack_send_with_inv",
+    "pack_write",
+]

@@ -1,0 +1,1 @@
+# Exactly what orbit/verbs/_pyverbs.py uses of pyverbs 44.
