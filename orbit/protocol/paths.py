@@ -1,0 +1,102 @@
+"""Which path a transfer takes: the owner's eight checks, the consumer's offer, and the three
+fallback labels.
+
+Pure decisions over facts that the caller gathers. Each yields a PathReason: OK, or why the bytes go
+over TCP. A refused RDMA path is a routing decision and never an error here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import PeerProtocolError
+from ..model import PathReason, Transport
+from .messages import AcquireReply, AcquireRequest
+
+BACKEND_VERBS = "verbs"  # the name of descriptor backend 2 in an offer
+RDMA_BYTES_MIN_DEFAULT = 64 * 1024  # below it the round trips cost more than the bytes
+
+FALLBACK_REASONS = frozenset(
+    {PathReason.DECODE_ERROR, PathReason.POOL_EXHAUSTED, PathReason.GET_FAILED}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerFacts:
+    """What the owner knows when an acquire arrives. `rdma` is its own RDMA path: OK, or why
+    there is none.
+    """
+
+    rdma: PathReason
+    kill_switch: bool
+    pinned: bool
+    total_bytes: int
+    draining: bool
+    rdma_bytes_min: int = RDMA_BYTES_MIN_DEFAULT
+    backend: str = BACKEND_VERBS
+
+
+def decide_owner(request: AcquireRequest, facts: OwnerFacts) -> PathReason:
+    """The first seven checks, in this order; the eighth is `expose` itself, whose refusal brings
+    its own reason.
+
+    Draining comes after the facts about configuration and slot, so that it counts only the acquires
+    that the drain changed. A caller that demanded RDMA skips the size threshold and nothing else
+    (D12).
+    """
+    offer = request.rdma
+    if offer is None:
+        return PathReason.NO_OFFER
+    if facts.rdma is not PathReason.OK:
+        return facts.rdma
+    if facts.kill_switch:
+        return PathReason.KILL_SWITCH
+    if not facts.pinned or facts.total_bytes == 0:
+        return PathReason.NOT_PINNED
+    if facts.total_bytes < facts.rdma_bytes_min and not request.skip_threshold:
+        return PathReason.BELOW_MIN
+    if facts.backend not in offer.backends:
+        return PathReason.NO_OFFER
+    if facts.draining:
+        return PathReason.DRAINING
+    return PathReason.OK
+
+
+def decide_offer(transport: Transport, *, kill_switch: bool, rdma: PathReason) -> PathReason:
+    """Whether this consumer may offer RDMA. `rdma` is its own RDMA path towards that owner: OK, or
+    why not.
+
+    Ask it with what is known at hand first; only on OK is the path worth preparing, and what that
+    says is final.
+    """
+    if transport is Transport.TCP:
+        return PathReason.ASKED
+    if rdma is PathReason.NOT_CONFIGURED:
+        return rdma  # nothing to switch off
+    if kill_switch:
+        return PathReason.KILL_SWITCH
+    return rdma
+
+
+def fallback_reason(reason: PathReason) -> PathReason:
+    """The label of a pull that failed after a descriptor: one of three."""
+    return reason if reason in FALLBACK_REASONS else PathReason.GET_FAILED
+
+
+def peer_reason(text: str) -> PathReason:
+    """A reason as a peer wrote it. One that this version does not know says no more than that
+    there was no offer.
+    """
+    try:
+        return PathReason(text)
+    except ValueError:
+        return PathReason.NO_OFFER
+
+
+def check_answer(reply: AcquireReply, *, offered: bool) -> None:
+    """Raises PeerProtocolError when an acquire without an offer is answered with a descriptor.
+
+    Retrying would turn one broken owner into a storm of round trips, so the fetch ends there.
+    """
+    if reply.rdma is not None and not offered:
+        raise PeerProtocolError("the owner answered an acquire without an offer with a descriptor")

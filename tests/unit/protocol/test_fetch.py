@@ -1,0 +1,471 @@
+"""The consumer's get: paths and reasons, one fallback, demands, and a lease that is always given
+back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orbit.errors import (
+    BudgetExceeded,
+    DeadlineExceeded,
+    OrbitError,
+    PathFailed,
+    PathUnavailable,
+    PeerLost,
+    PeerProtocolError,
+    TransferFailed,
+    UnknownHandle,
+    Unquiesced,
+    UsageError,
+)
+from orbit.model import LeaseId, PathName, PathReason, Transport
+from orbit.protocol.fetch import (
+    Acquire,
+    AcquireAnswered,
+    AcquireFailed,
+    Begin,
+    Cancelled,
+    CancelPull,
+    Deliver,
+    Detach,
+    Fail,
+    FellBack,
+    Fetch,
+    FetchEffect,
+    FetchInput,
+    FetchPlan,
+    FetchState,
+    Finish,
+    PathsReady,
+    PeerGone,
+    Prepare,
+    Pull,
+    PullFailed,
+    PullFinished,
+    StartRenewal,
+    StopRenewal,
+)
+from orbit.protocol.messages import AcquireReply, RdmaAnswer, ReadyAnswer
+
+AUTO = FetchPlan(Transport.AUTO, PathReason.OK)
+DEMAND = FetchPlan(Transport.RDMA, PathReason.OK)
+TCP = FetchPlan(Transport.TCP, PathReason.OK)
+BROKEN = PathFailed("rdma", "get_failed")
+LOST = PeerLost("peer", "reset")
+UNKNOWN = UnknownHandle("9-1")
+
+
+def rdma(total: int = 100, lease: int = 7, timeout_ms: int = 30_000) -> AcquireAnswered:
+    answer = RdmaAnswer(lease, b"descriptor", b"grant", timeout_ms, total_len=total)
+    return AcquireAnswered(AcquireReply(rdma=answer))
+
+
+def ready(
+    total: int = 100, lease: int = 8, reason: str = "no_offer", inline: bytes | None = None
+) -> AcquireAnswered:
+    return AcquireAnswered(AcquireReply(ready=ReadyAnswer(lease, 3, total, reason, inline)))
+
+
+def feed(fetch: Fetch, *events: FetchInput) -> list[FetchEffect]:
+    """Effects of the last one."""
+    effects: list[FetchEffect] = []
+    for event in events:
+        effects = fetch.step(event, 0.0)
+    return effects
+
+
+def only_failure(effects: list[FetchEffect]) -> OrbitError | None:
+    (fail,) = [effect for effect in effects if isinstance(effect, Fail)]
+    return fail.error
+
+
+def test_rdma_from_the_offer_to_the_lease() -> None:
+    fetch = Fetch(AUTO)
+    assert feed(fetch, Begin()) == [Prepare()]
+    assert feed(fetch, PathsReady(PathReason.OK)) == [Acquire(offer=True, skip_threshold=False)]
+    renewal, pull = feed(fetch, rdma())
+    assert renewal == StartRenewal(LeaseId(7), 30.0)
+    assert isinstance(pull, Pull)
+    assert (pull.path, pull.lease_id, pull.total_bytes) == (PathName.RDMA, 7, 100)
+    assert feed(fetch, PullFinished()) == [
+        StopRenewal(),
+        Finish(LeaseId(7), PathName.RDMA, PathReason.OK, 100),
+    ]
+
+
+def test_a_lease_without_a_deadline_is_not_renewed() -> None:
+    effects = feed(Fetch(AUTO), Begin(), PathsReady(PathReason.OK), rdma(timeout_ms=0))
+    assert [type(effect) for effect in effects] == [Pull]
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        (TCP, PathReason.ASKED),
+        (replace(AUTO, kill_switch=True), PathReason.KILL_SWITCH),
+        (replace(AUTO, rdma=PathReason.PEER_WITHOUT), PathReason.PEER_WITHOUT),
+    ],
+)
+def test_without_an_offer_tcp_is_taken_with_the_consumers_reason(
+    plan: FetchPlan, reason: PathReason
+) -> None:
+    fetch = Fetch(plan)
+    assert feed(fetch, Begin()) == [Acquire(offer=False, skip_threshold=False)]
+    feed(fetch, ready(reason="no_offer"))
+    assert feed(fetch, PullFinished()) == [Finish(LeaseId(8), PathName.TCP, reason, 100)]
+
+
+def test_an_offer_that_the_owner_declines_has_the_owners_reason() -> None:
+    fetch = Fetch(AUTO)
+    feed(fetch, Begin(), PathsReady(PathReason.OK), ready(reason="below_min"))
+    (finish,) = feed(fetch, PullFinished())
+    assert finish == Finish(LeaseId(8), PathName.TCP, PathReason.BELOW_MIN, 100)
+
+
+def test_a_path_that_cannot_be_prepared_is_not_offered() -> None:
+    fetch = Fetch(AUTO)
+    effects = feed(fetch, Begin(), PathsReady(PathReason.CONNECT_FAILED))
+    assert effects == [Acquire(offer=False, skip_threshold=False)]
+    feed(fetch, ready())
+    (finish,) = feed(fetch, PullFinished())
+    assert isinstance(finish, Finish)
+    assert finish.reason is PathReason.CONNECT_FAILED
+
+
+@pytest.mark.parametrize(
+    ("reason", "label"),
+    [
+        (PathReason.DECODE_ERROR, PathReason.DECODE_ERROR),
+        (PathReason.POOL_EXHAUSTED, PathReason.POOL_EXHAUSTED),
+        (PathReason.GET_FAILED, PathReason.GET_FAILED),
+        (PathReason.CONNECT_FAILED, PathReason.GET_FAILED),
+    ],
+)
+def test_a_failed_pull_takes_its_one_fallback(reason: PathReason, label: PathReason) -> None:
+    fetch = Fetch(AUTO)
+    feed(fetch, Begin(), PathsReady(PathReason.OK), rdma())
+    assert feed(fetch, PullFailed(reason, BROKEN)) == [
+        StopRenewal(),
+        Detach(LeaseId(7), transferred=False),
+        FellBack(label),
+        Acquire(offer=False, skip_threshold=False),
+    ]
+    feed(fetch, ready())
+    assert feed(fetch, PullFinished()) == [Finish(LeaseId(8), PathName.TCP, label, 100)]
+
+
+def test_the_fallback_happens_once() -> None:
+    fetch = Fetch(AUTO)
+    feed(fetch, Begin(), PathsReady(PathReason.OK), rdma())
+    feed(fetch, PullFailed(PathReason.GET_FAILED, BROKEN), ready())
+    tcp_broken = PathFailed("tcp", "get_failed")
+    detach, fail = feed(fetch, PullFailed(PathReason.GET_FAILED, tcp_broken))
+    assert detach == Detach(LeaseId(8), transferred=False)
+    assert isinstance(fail, Fail)
+    assert isinstance(fail.error, TransferFailed)
+    assert fail.error.attempts == (BROKEN, tcp_broken)
+
+
+@pytest.mark.parametrize("offered_before", [False, True])
+def test_a_descriptor_without_an_offer_ends_the_fetch(offered_before: bool) -> None:
+    if offered_before:  # a second descriptor, after the fallback
+        fetch = Fetch(AUTO)
+        feed(fetch, Begin(), PathsReady(PathReason.OK), rdma())
+        feed(fetch, PullFailed(PathReason.GET_FAILED, BROKEN))
+    else:
+        fetch = Fetch(TCP)
+        feed(fetch, Begin())
+    effects = feed(fetch, rdma(lease=9))
+    assert Detach(LeaseId(9), transferred=False) in effects
+    assert isinstance(only_failure(effects), PeerProtocolError)
+
+
+def test_an_unproven_end_of_writing_forbids_the_fallback() -> None:
+    fetch = Fetch(AUTO)
+    feed(fetch, Begin(), PathsReady(PathReason.OK), rdma())
+    error = Unquiesced("get", 100, "stuck")
+    effects = feed(fetch, PullFailed(PathReason.GET_FAILED, error))
+    assert effects == [StopRenewal(), Detach(LeaseId(7), transferred=False), Fail(error)]
+
+
+# --- demands --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reason", [PathReason.NO_DEVICE, PathReason.NOT_CONFIGURED])
+def test_a_demand_without_a_device_fails_before_anything_is_sent(reason: PathReason) -> None:
+    (fail,) = feed(Fetch(replace(DEMAND, rdma=reason)), Begin())
+    assert isinstance(fail, Fail)
+    assert isinstance(fail.error, PathUnavailable)
+    assert fail.error.reason == reason
+
+
+def test_a_demand_skips_the_threshold() -> None:
+    effects = feed(Fetch(DEMAND), Begin(), PathsReady(PathReason.OK))
+    assert effects == [Acquire(offer=True, skip_threshold=True)]
+
+
+def test_a_demand_that_the_owner_cannot_meet_returns_the_lease() -> None:
+    fetch = Fetch(DEMAND)
+    effects = feed(fetch, Begin(), PathsReady(PathReason.OK), ready(reason="not_pinned"))
+    assert effects[0] == Detach(LeaseId(8), transferred=False)
+    error = only_failure(effects)
+    assert isinstance(error, PathUnavailable)
+    assert error.reason == PathReason.NOT_PINNED
+
+
+def test_a_demand_has_no_fallback() -> None:
+    fetch = Fetch(DEMAND)
+    feed(fetch, Begin(), PathsReady(PathReason.OK), rdma())
+    effects = feed(fetch, PullFailed(PathReason.GET_FAILED, BROKEN))
+    assert effects == [StopRenewal(), Detach(LeaseId(7), transferred=False), Fail(BROKEN)]
+
+
+def test_a_demand_for_no_bytes_is_met() -> None:
+    effects = feed(Fetch(DEMAND), Begin(), PathsReady(PathReason.OK), ready(total=0))
+    assert effects == [Finish(LeaseId(8), PathName.RDMA, PathReason.OK, 0)]
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+def test_no_bytes_need_no_pull() -> None:
+    effects = feed(Fetch(TCP), Begin(), ready(total=0))
+    assert effects == [Finish(LeaseId(8), PathName.TCP, PathReason.ASKED, 0)]
+
+
+def test_an_inline_answer_needs_no_pull() -> None:
+    effects = feed(Fetch(TCP), Begin(), ready(total=3, inline=b"abc"))
+    assert effects[0] == Deliver(b"abc")
+    assert isinstance(effects[1], Finish)
+
+
+def test_an_inline_answer_of_the_wrong_length_is_refused() -> None:
+    effects = feed(Fetch(TCP), Begin(), ready(total=4, inline=b"abc"))
+    assert effects[0] == Detach(LeaseId(8), transferred=False)
+    assert isinstance(only_failure(effects), PeerProtocolError)
+
+
+@pytest.mark.parametrize("answer", [rdma(total=101), ready(total=101)])
+@pytest.mark.parametrize(
+    ("limit", "kind"),
+    [({"capacity_bytes": 100}, UsageError), ({"payload_bytes_max": 100}, BudgetExceeded)],
+)
+def test_a_payload_over_a_limit_is_refused_before_the_pull(
+    answer: AcquireAnswered, limit: dict[str, int], kind: type[OrbitError]
+) -> None:
+    fetch = Fetch(replace(AUTO, **limit))  # type: ignore[arg-type]
+    effects = feed(fetch, Begin(), PathsReady(PathReason.OK), answer)
+    assert [type(effect) for effect in effects] == [Detach, Fail]
+    assert isinstance(only_failure(effects), kind)
+    exact = Fetch(replace(AUTO, **limit))  # type: ignore[arg-type]
+    feed(exact, Begin(), PathsReady(PathReason.OK), ready(total=100))
+    assert exact.state is FetchState.PULLING
+
+
+def test_a_payload_that_changes_its_size_is_refused() -> None:
+    fetch = Fetch(AUTO)
+    feed(fetch, Begin(), PathsReady(PathReason.OK), rdma(total=100))
+    feed(fetch, PullFailed(PathReason.GET_FAILED, BROKEN))
+    effects = feed(fetch, ready(total=200))
+    assert isinstance(only_failure(effects), PeerProtocolError)
+
+
+def test_a_descriptor_for_no_bytes_falls_back() -> None:
+    effects = feed(Fetch(AUTO), Begin(), PathsReady(PathReason.OK), rdma(total=0))
+    assert FellBack(PathReason.DECODE_ERROR) in effects
+    assert effects[-1] == Acquire(offer=False, skip_threshold=False)
+
+
+# --- giving up ------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_acquire_gives_back_the_lease_that_comes_later() -> None:
+    fetch = Fetch(AUTO)
+    feed(fetch, Begin(), PathsReady(PathReason.OK))
+    assert feed(fetch, Cancelled()) == [Fail(None)]
+    assert not fetch.ended
+    assert feed(fetch, rdma()) == [Detach(LeaseId(7), transferred=False)]
+    assert fetch.ended
+
+
+def test_a_cancelled_pull_is_waited_for() -> None:
+    fetch = Fetch(AUTO)
+    feed(fetch, Begin(), PathsReady(PathReason.OK), rdma())
+    assert feed(fetch, Cancelled()) == [CancelPull()]
+    effects = feed(fetch, PullFailed(PathReason.GET_FAILED, BROKEN))
+    assert effects == [StopRenewal(), Detach(LeaseId(7), transferred=False), Fail(None)]
+
+
+def test_a_pull_that_finishes_after_the_cancel_still_returns_its_lease() -> None:
+    fetch = Fetch(AUTO)
+    feed(fetch, Begin(), PathsReady(PathReason.OK), rdma(), Cancelled())
+    assert Detach(LeaseId(7), transferred=True) in feed(fetch, PullFinished())
+
+
+def test_a_result_that_cannot_be_delivered_returns_its_lease() -> None:
+    fetch = Fetch(TCP)
+    feed(fetch, Begin(), ready(), PullFinished())
+    assert feed(fetch, Cancelled()) == [Detach(LeaseId(8), transferred=True)]
+    assert feed(fetch, Cancelled()) == []
+
+
+def test_the_deadline_ends_the_callers_wait_once() -> None:
+    fetch = Fetch(AUTO, deadline=5.0, timeout_s=5.0)
+    feed(fetch, Begin(), PathsReady(PathReason.OK))
+    assert fetch.on_deadline(4.9) == []
+    assert isinstance(only_failure(fetch.on_deadline(5.0)), DeadlineExceeded)
+    assert fetch.on_deadline(6.0) == []
+    assert fetch.deadline is None
+
+
+def test_a_lost_peer_keeps_the_lease_and_the_error() -> None:
+    fetch = Fetch(AUTO)
+    feed(fetch, Begin(), PathsReady(PathReason.OK), rdma())
+    assert feed(fetch, PeerGone(LOST)) == [CancelPull()]
+    effects = feed(fetch, PullFailed(PathReason.GET_FAILED, BROKEN))
+    assert effects == [StopRenewal(), Fail(LOST)]
+
+
+def test_a_refused_second_acquire_names_both_attempts() -> None:
+    fetch = Fetch(AUTO)
+    feed(fetch, Begin(), PathsReady(PathReason.OK), rdma())
+    feed(fetch, PullFailed(PathReason.GET_FAILED, BROKEN))
+    error = only_failure(feed(fetch, AcquireFailed(UNKNOWN)))
+    assert isinstance(error, TransferFailed)
+    assert error.attempts == (BROKEN, UNKNOWN)
+
+
+# --- any order ------------------------------------------------------------------------------------
+
+EVENTS = st.sampled_from(
+    [
+        PathsReady(PathReason.OK),
+        PathsReady(PathReason.CONNECT_FAILED),
+        rdma(lease=0),
+        rdma(total=0, lease=0),
+        ready(lease=0),
+        ready(total=0, lease=0),
+        ready(total=3, lease=0, inline=b"abc"),
+        AcquireFailed(UNKNOWN),
+        PullFinished(),
+        PullFailed(PathReason.GET_FAILED, BROKEN),
+        PullFailed(PathReason.GET_FAILED, Unquiesced("get", 1, "stuck")),
+        Cancelled(),
+        PeerGone(LOST),
+    ]
+)
+
+
+@dataclass
+class Shell:
+    """Carries out effects the way the runtime does, and remembers what the owner has given."""
+
+    fetch: Fetch
+    leases: set[int] = field(default_factory=set)
+    granted: int = 0
+    acquires: int = 0
+    offers: int = 0
+    fallbacks: int = 0
+    waiting: set[str] = field(default_factory=set)
+    verdicts: list[FetchEffect] = field(default_factory=list)
+    renewing: bool = False
+    gone: bool = False
+
+    def feed(self, event: FetchInput) -> None:
+        match event:
+            case PathsReady():
+                self.waiting.discard("prepare")
+            case AcquireAnswered(reply):
+                self.waiting.discard("acquire")
+                self.granted += 1
+                self.leases.add(self.granted)
+                event = AcquireAnswered(_with_lease(reply, self.granted))
+            case AcquireFailed():
+                self.waiting.discard("acquire")
+            case PullFinished() | PullFailed():
+                self.waiting.discard("pull")
+            case PeerGone():
+                self.gone = True
+        for effect in self.fetch.step(event, 0.0):
+            self.carry_out(effect)
+
+    def carry_out(self, effect: FetchEffect) -> None:
+        match effect:
+            case Prepare():
+                self.waiting.add("prepare")
+            case Acquire(offer, _):
+                assert not self.waiting, "one thing after the other"
+                self.waiting.add("acquire")
+                self.acquires += 1
+                self.offers += offer
+            case Pull():
+                self.waiting.add("pull")
+            case Detach(lease_id, _):
+                self.leases.remove(lease_id)
+            case FellBack():
+                self.fallbacks += 1
+            case StartRenewal():
+                self.renewing = True
+            case StopRenewal():
+                self.renewing = False
+            case Finish() | Fail():
+                self.verdicts.append(effect)
+
+    def may_happen(self, event: FetchInput) -> bool:
+        match event:
+            case PathsReady():
+                return "prepare" in self.waiting
+            case AcquireAnswered() | AcquireFailed():
+                return "acquire" in self.waiting
+            case PullFinished() | PullFailed():
+                return "pull" in self.waiting
+        return True
+
+
+def _with_lease(reply: AcquireReply, lease: int) -> AcquireReply:
+    if reply.rdma is not None:
+        return AcquireReply(rdma=replace(reply.rdma, lease_id=lease))
+    assert reply.ready is not None
+    return AcquireReply(ready=replace(reply.ready, lease_id=lease))
+
+
+@settings(max_examples=1000, deadline=None)
+@given(
+    transport=st.sampled_from(Transport),
+    kill_switch=st.booleans(),
+    capacity=st.sampled_from([None, 50, 100]),
+    events=st.lists(EVENTS, max_size=14),
+)
+def test_any_order_of_events_ends_once_and_leaves_no_lease_behind(
+    transport: Transport, kill_switch: bool, capacity: int | None, events: list[FetchInput]
+) -> None:
+    plan = FetchPlan(transport, PathReason.OK, kill_switch, capacity_bytes=capacity)
+    shell = Shell(Fetch(plan))
+    shell.feed(Begin())
+    for event in events:
+        if shell.may_happen(event):
+            shell.feed(event)
+    last_words: list[FetchInput] = [
+        PathsReady(PathReason.OK),
+        ready(lease=0),
+        PullFailed(PathReason.GET_FAILED, BROKEN),
+    ]
+    while shell.waiting:  # whatever is still awaited answers in the end
+        shell.feed(next(event for event in last_words if shell.may_happen(event)))
+    assert shell.fetch.ended
+    assert len(shell.verdicts) == 1
+    assert not shell.renewing
+    assert shell.fallbacks <= (transport is Transport.AUTO)
+    assert shell.offers <= 1
+    assert shell.acquires <= 2
+    if shell.fetch.state is FetchState.FINISHED:
+        (finish,) = shell.verdicts
+        assert isinstance(finish, Finish)
+        assert shell.leases - {finish.lease_id} == set() or shell.gone
+        shell.feed(Cancelled())
+    assert not shell.leases or shell.gone, "a lease was left behind"

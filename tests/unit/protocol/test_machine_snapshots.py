@@ -1,0 +1,117 @@
+"""Every state x input of the table machines against the recorded ones, and the diagrams against
+the tables.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orbit.errors import InternalError
+from orbit.protocol.fetch import FETCH_TABLE, FetchInput
+from orbit.protocol.grants import REQUESTER_TABLE, SOURCE_TABLE, RequesterInput, SourceInput
+from tests.unit.protocol.machine_snapshots import MACHINES, files, reach
+
+TABLES: dict[str, tuple[Any, Any]] = {
+    "grant_source": (SOURCE_TABLE, SourceInput),
+    "grant_requester": (REQUESTER_TABLE, RequesterInput),
+    "fetch": (FETCH_TABLE, FetchInput),
+}
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: path.name)
+def test_generated_file_is_current(path: Any) -> None:
+    assert path.read_text() == files()[path], "run tests/unit/protocol/machine_snapshots.py"
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_state_and_every_input_is_covered(name: str) -> None:
+    _, roads, inputs = MACHINES[name]
+    table, union = TABLES[name]
+    assert set(roads) == {str(state) for state in table}
+    assert {type(event) for event in inputs} == set(union.__args__)
+    listed = {kind for row in table.values() for kind in row}
+    assert listed == set(union.__args__), "an input that no state takes"
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_an_unlisted_input_changes_nothing(name: str) -> None:
+    build, roads, inputs = MACHINES[name]
+    table, _ = TABLES[name]
+    for state, road in roads.items():
+        machine = reach(build, road)
+        before = dict(vars(machine))
+        for event in inputs:
+            if type(event) not in table[machine.state]:
+                with pytest.raises(InternalError, match="not allowed"):
+                    machine.step(event, 1.0)
+                assert vars(machine) == before, f"{state} + {event}"
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_listed_follower_is_reached_from_its_state(name: str) -> None:
+    """The table lists nothing that cannot happen."""
+    build, roads, inputs = MACHINES[name]
+    table, _ = TABLES[name]
+    seen: set[tuple[str, type, str]] = set()
+    for state, road in (*roads.items(), *EXTRA_ROADS.get(name, ())):
+        for event in (*inputs, *EXTRA_INPUTS.get(name, ())):
+            machine = reach(EXTRA_BUILDS.get((name, state), build), road)
+            before = str(machine.state)
+            if type(event) in table[machine.state]:
+                machine.step(event, 0.0)
+                seen.add((before, type(event), str(machine.state)))
+    listed = {
+        (str(state), kind, str(follower))
+        for state, row in table.items()
+        for kind, followers in row.items()
+        for follower in followers
+    }
+    assert listed == seen
+
+
+def _extras() -> tuple[Any, Any, Any]:
+    from orbit.model import PathReason, Transport
+    from orbit.protocol import fetch as f
+    from orbit.protocol import grants as g
+    from orbit.protocol.messages import AcquireReply, RdmaAnswer, ReadyAnswer
+
+    def one_piece() -> g.GrantRequester:
+        return g.GrantRequester(
+            g.RoundPlanner(1, piece_bytes=1, inflight_bytes_max=1, send_slots=2)
+        )
+
+    def tcp() -> f.Fetch:
+        return f.Fetch(f.FetchPlan(Transport.TCP, PathReason.OK))
+
+    def demanded() -> f.Fetch:
+        return f.Fetch(f.FetchPlan(Transport.RDMA, PathReason.NO_DEVICE))
+
+    def demanded_later() -> f.Fetch:
+        return f.Fetch(f.FetchPlan(Transport.RDMA, PathReason.OK))
+
+    empty = AcquireReply(rdma=RdmaAnswer(7, b"d", b"g", 0, total_len=0))
+    short = AcquireReply(ready=ReadyAnswer(8, 0, 3, "below_min", b"ab"))
+    tcp_pull = AcquireReply(ready=ReadyAnswer(8, 1, 3, "below_min"))
+    roads = {
+        "grant_requester": [("one piece", [])],
+        "fetch": [
+            ("tcp", []),
+            ("demanded", []),
+            ("demanded later", [f.Begin()]),
+            ("pulls by tcp", [f.Begin(), f.AcquireAnswered(tcp_pull)]),
+        ],
+    }
+    builds = {
+        ("grant_requester", "one piece"): one_piece,
+        ("fetch", "tcp"): tcp,
+        ("fetch", "demanded"): demanded,
+        ("fetch", "demanded later"): demanded_later,
+        ("fetch", "pulls by tcp"): tcp,
+    }
+    inputs = {"fetch": [f.AcquireAnswered(empty), f.AcquireAnswered(short)]}
+    return roads, builds, inputs
+
+
+EXTRA_ROADS, EXTRA_BUILDS, EXTRA_INPUTS = _extras()
