@@ -279,7 +279,9 @@ class Unquiesced(OrbitError):
 
 
 class LabError(OrbitError):
-    """The SoftRoCE lab could not do its part. `stage` names the step that failed (tools, kernel, boot, device ...)."""
+    """The SoftRoCE lab could not do its part. `stage` names the step that failed (tools, kernel,
+    boot, device ...).
+    """
 
     code = "lab"
 

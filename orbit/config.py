@@ -1,0 +1,268 @@
+"""Configuration: one tree of frozen values, checked once, and the one place that reads the
+environment.
+
+Code gives a `NodeConfig`; `resolve` lays the runtime pins of the environment over it, which win,
+and loads the secret. Nothing here opens a device or a socket, and nothing else in orbit looks at
+the environment.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import ConfigError
+from .model import Transport
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+_U64_MAX = (1 << 64) - 1
+_LEASE_TIMEOUT_FLOOR_S = 0.001  # 0 means "no deadline" on the wire, so nothing may round to it
+_TRUE = frozenset({"1", "true", "yes", "on"})  # a kill switch must not fire on a typo
+
+KILL_SWITCH = "ORBIT_RDMA_RENDEZVOUS_DISABLE"
+_PINS = ("ORBIT_DEVICE", "ORBIT_PORT", "ORBIT_GID_INDEX", "ORBIT_PKEY", "ORBIT_TRANSPORT")
+_KNOWN = (*_PINS, KILL_SWITCH)
+# Read by the build, the lab and the command line, not by a node.
+_ELSEWHERE = ("ORBIT_RESULTS", "ORBIT_WITHOUT_VERBS", "ORBIT_VERBS_INCLUDE")
+_ELSEWHERE_PREFIXES = ("ORBIT_LAB",)
+
+_log = logging.getLogger("orbit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RdmaConfig:
+    """Devices and registered memory. Pins are strict: a pinned value that cannot be had is never
+    replaced.
+    """
+
+    enabled: bool = True  # False: open no device at all
+    device: str | None = None
+    port: int | None = None
+    gid_index: int | None = None
+    gid: str | None = None
+    pkey: int | None = None
+    require_range: bool = False  # refuse a device that does not enforce a window's range
+    bulk_width: int = 2  # queue pairs of one bulk array
+    arena_bytes: int = 64 * MIB  # the pool's arena, mapped at the first pinned registration
+    registered_bytes_budget: int = GIB
+    window_key_indices_max: int = 65_536
+    device_timeout_s: float = 2.0  # bound on one connect or teardown step
+
+    def __post_init__(self) -> None:
+        _check_range("rdma.port", self.port, 1, 255)
+        _check_range("rdma.gid_index", self.gid_index, 0, 65_535)
+        _check_range("rdma.pkey", self.pkey, 0, 0xFFFF)
+        _check_range("rdma.bulk_width", self.bulk_width, 1, 64)
+        _check_range("rdma.arena_bytes", self.arena_bytes, 4096, 1 << 40)
+        _check_range("rdma.registered_bytes_budget", self.registered_bytes_budget, 0, 1 << 48)
+        _check_range("rdma.window_key_indices_max", self.window_key_indices_max, 1, 1 << 24)
+        _check_seconds("rdma.device_timeout_s", self.device_timeout_s)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether a particular device, port, GID or partition was asked for."""
+        pins = (self.device, self.port, self.gid_index, self.gid, self.pkey)
+        return any(pin is not None for pin in pins)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousConfig:
+    """How payloads are served and fetched by handle."""
+
+    enabled: bool = True  # the kill switch of the RDMA path, for both roles
+    rdma_min_bytes: int = 64 * KIB  # pinned payloads below it are served by TCP
+    lease_timeout_s: float = 30.0  # life of an RDMA lease without a renewal
+    inline_max_bytes: int = 64 * KIB  # payloads up to it ride on the acquire answer
+    payload_max_bytes: int | None = None  # the largest payload this node fetches
+
+    def __post_init__(self) -> None:
+        _check_range("rendezvous.rdma_min_bytes", self.rdma_min_bytes, 0, _U64_MAX)
+        # The answer must fit one control frame (1 MiB) with its headers.
+        _check_range("rendezvous.inline_max_bytes", self.inline_max_bytes, 0, 512 * KIB)
+        _check_range("rendezvous.payload_max_bytes", self.payload_max_bytes, 0, _U64_MAX)
+        _check_seconds("rendezvous.lease_timeout_s", self.lease_timeout_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeoutConfig:
+    """Every wait has its own bound; all are durations in seconds."""
+
+    connect_s: float = 3.0  # one TCP connection attempt over all resolved addresses
+    handshake_s: float = 3.0  # from the connection to the welcome
+    call_s: float = 30.0  # one control call
+    no_progress_s: float = 10.0  # a bulk transfer without one new byte
+    close_s: float = 10.0  # everything that `Node.close` waits for, together
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            _check_seconds(f"timeouts.{entry.name}", getattr(self, entry.name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """One node. `listen` is "host:port" (port 0: any free one); loopback unless told otherwise.
+
+    `advertise` replaces what a wildcard bind cannot say: the endpoints that peers dial. With
+    `secret` (or the file's content) both ends prove it before anything else is acted on. TLS
+    contexts are used as given: `server_tls` by the listener, `client_tls` by connections that this
+    node dials.
+    """
+
+    listen: str = "127.0.0.1:0"
+    advertise: str | tuple[str, ...] = ()
+    worker_id: int | None = None  # None: random
+    secret: bytes | str | None = None
+    secret_file: str | os.PathLike[str] | None = None
+    transport: Transport | str = Transport.AUTO
+    server_tls: SSLContext | None = None
+    client_tls: SSLContext | None = None
+    rdma: RdmaConfig = field(default_factory=RdmaConfig)
+    rendezvous: RendezvousConfig = field(default_factory=RendezvousConfig)
+    timeouts: TimeoutConfig = field(default_factory=TimeoutConfig)
+
+    def __post_init__(self) -> None:
+        _check_range("worker_id", self.worker_id, 1, _U64_MAX)
+        if self.secret is not None and self.secret_file is not None:
+            raise ConfigError("secret_file", str(self.secret_file), "secret is given as well")
+        if self.secret is not None and not self.secret:
+            raise ConfigError("secret", "", "is empty", hint="leave it out for no secret")
+        parse_transport("transport", self.transport)
+
+    def __repr__(self) -> str:
+        shown = (f.name for f in fields(self) if f.name != "secret")
+        parts = [f"{name}={getattr(self, name)!r}" for name in shown]
+        parts.append(f"secret={'set' if self.secret is not None else None}")
+        return f"NodeConfig({', '.join(parts)})"
+
+
+@dataclass(frozen=True, slots=True)
+class LabEnvironment:
+    """What a command started inside the SoftRoCE lab can read about it."""
+
+    hosts: int
+    rails: int
+
+
+def resolve(config: NodeConfig, environ: Mapping[str, str] | None = None) -> NodeConfig:
+    """`config` with the environment's pins laid over it and the secret loaded as bytes.
+
+    Reads the environment once, so that one node cannot answer half its calls one way and half the
+    other. Unknown ORBIT_ names are a warning. Raises ConfigError.
+    """
+    env = os.environ if environ is None else environ
+    _warn_unknown(env)
+    rdma = config.rdma
+    if (device := env.get("ORBIT_DEVICE")) is not None:
+        rdma = replace(rdma, device=device or None)
+    if (text := env.get("ORBIT_GID_INDEX")) is not None:
+        rdma = replace(rdma, gid_index=_integer("ORBIT_GID_INDEX", text))
+    if (text := env.get("ORBIT_PKEY")) is not None:
+        rdma = replace(rdma, pkey=_integer("ORBIT_PKEY", text))
+    if (text := env.get("ORBIT_PORT")) is not None and not _injected(text):
+        rdma = replace(rdma, port=_integer("ORBIT_PORT", text))
+    rendezvous = config.rendezvous
+    if env.get(KILL_SWITCH, "").strip().lower() in _TRUE:
+        rendezvous = replace(rendezvous, enabled=False)
+    if rendezvous.lease_timeout_s < _LEASE_TIMEOUT_FLOOR_S:
+        rendezvous = replace(rendezvous, lease_timeout_s=_LEASE_TIMEOUT_FLOOR_S)
+    transport = parse_transport("transport", config.transport)
+    if text := env.get("ORBIT_TRANSPORT"):
+        transport = parse_transport("ORBIT_TRANSPORT", text)
+    advertise = (config.advertise,) if isinstance(config.advertise, str) else config.advertise
+    return replace(
+        config,
+        rdma=rdma,
+        rendezvous=rendezvous,
+        transport=transport,
+        advertise=tuple(entry for entry in advertise if entry),
+        secret=_load_secret(config),
+        secret_file=None,
+    )
+
+
+def lab_environment(environ: Mapping[str, str] | None = None) -> LabEnvironment | None:
+    """Facts about the SoftRoCE lab that this process runs in, or None outside it."""
+    env = os.environ if environ is None else environ
+    if env.get("ORBIT_LAB") != "1":
+        return None
+    return LabEnvironment(
+        hosts=_integer("ORBIT_LAB_HOSTS", env.get("ORBIT_LAB_HOSTS", "1")),
+        rails=_integer("ORBIT_LAB_RAILS", env.get("ORBIT_LAB_RAILS", "1")),
+    )
+
+
+def parse_transport(knob: str, value: Transport | str) -> Transport:
+    """Raises ConfigError naming the accepted values."""
+    try:
+        return Transport(str(value).strip().lower())
+    except ValueError:
+        accepted = ", ".join(Transport)
+        raise ConfigError(knob, value, f"must be one of {accepted}") from None
+
+
+def _load_secret(config: NodeConfig) -> bytes | None:
+    if isinstance(config.secret, str):
+        return config.secret.encode()
+    if config.secret is not None or config.secret_file is None:
+        return config.secret
+    path = Path(config.secret_file)
+    try:
+        content = path.read_bytes().rstrip(b"\r\n")  # editors end files with a newline
+    except OSError as error:
+        raise ConfigError("secret_file", str(path), error.strerror or "cannot be read") from error
+    if not content:
+        raise ConfigError("secret_file", str(path), "is empty")
+    return content
+
+
+def _warn_unknown(env: Mapping[str, str]) -> None:
+    for name in sorted(env):
+        if not name.startswith("ORBIT_") or name in _ELSEWHERE or name == "ORBIT_LAB":
+            continue
+        if name.startswith(_ELSEWHERE_PREFIXES):
+            continue
+        if name == "ORBIT_PORT" and _injected(env[name]):
+            _log.warning("ORBIT_PORT=%s is ignored: it is a service link, not a port", env[name])
+        elif name not in _KNOWN:
+            _log.warning("unknown environment variable %s; did you mean %s?", name, _nearest(name))
+
+
+def _injected(text: str) -> bool:
+    # Kubernetes sets <SERVICE>_PORT=tcp://address:port for a service that happens to be named
+    # orbit.
+    return "://" in text
+
+
+def _nearest(name: str) -> str:
+    import difflib
+
+    return difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.0)[0]
+
+
+def _integer(knob: str, text: str) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise ConfigError(knob, text, "is not a number") from None
+
+
+def _check_range(knob: str, value: object, low: int, high: int) -> None:
+    if value is None:
+        return
+    if type(value) is not int or not low <= value <= high:
+        raise ConfigError(knob, value, f"must be a whole number from {low} to {high}")
+
+
+def _check_seconds(knob: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e9:
+        raise ConfigError(knob, value, "must be a number of seconds above 0")

@@ -1,0 +1,396 @@
+"""The composition root: one node out of a listener, the data paths and the handle API.
+
+The only module that knows every backend. It opens them in order, says who this node is, and closes
+them in the opposite order; what a handle means is runtime/'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import secrets
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from .config import NodeConfig, RdmaConfig, resolve
+from .errors import ClosedError, ConfigError, DeviceError, UsageError
+from .events import EventSink, Recorder
+from .model import (
+    Handle,
+    Incarnation,
+    Lease,
+    Metadata,
+    PathReason,
+    PeerIdentity,
+    Transport,
+    WorkerId,
+)
+from .protocol.address import ENDPOINTS_MAX, NodeAddress
+from .protocol.bootstrap import (
+    ATTEMPT_BYTES,
+    NONCE_BYTES,
+    PROTOCOL_VERSION,
+    PROTOCOL_VERSION_MIN,
+)
+from .protocol.endpoint import Endpoint
+from .protocol.messages import Hello, Limits, RailHint
+from .runtime.paths import Paths
+from .runtime.rendezvous import NodeStatistics, RegisterOptions, Rendezvous
+from .runtime.sessions import OpenedLink
+from .runtime.sinks import PinnedPayload
+from .transport.interface import Progress
+from .transport.tcp_dial import DialOptions, dial
+from .transport.tcp_handshake import EstablishedLink
+from .transport.tcp_listener import ListenOptions, TcpListener
+from .transport.tcp_path import TcpPath, TcpPathOptions
+
+if TYPE_CHECKING:
+    from .verbs.settings import RdmaPathConfig
+
+__all__ = ["Node", "NodeStatistics", "PinnedPayload", "RegisterOptions"]
+
+_log = logging.getLogger("orbit")
+
+
+class Node:
+    """One process's endpoint: registers data under handles, and fetches by the handles of others.
+
+    `async with Node(config) as node` opens and closes it. Every method belongs to the event loop
+    that opened it. `on_event` is told what happens, as typed events (orbit.events), and must not
+    block.
+    """
+
+    def __init__(
+        self, config: NodeConfig | None = None, *, on_event: EventSink | None = None
+    ) -> None:
+        self._config = config or NodeConfig()
+        self._recorder = Recorder(on_event)
+        self._listener: TcpListener | None = None
+        self._rendezvous: Rendezvous | None = None
+        self._address: NodeAddress | None = None
+        self._rails: tuple[RailHint, ...] = ()
+        self._limits = Limits()
+        self._identity = PeerIdentity(WorkerId(1), Incarnation(0))
+        self._closing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Resolve the configuration, open the devices and the port. Once.
+
+        Raises ConfigError (a value, a pin, a taken port) and, where the configuration demands RDMA
+        and this host cannot have it, PathUnavailable naming what is missing.
+        """
+        if self._rendezvous is not None:
+            raise UsageError("this node was opened before")
+        config = self._config = resolve(self._config)
+        self._identity = PeerIdentity(
+            WorkerId(config.worker_id or secrets.randbelow((1 << 64) - 1) + 1),
+            Incarnation(secrets.randbits(64)),
+        )
+        paths, self._rails, self._limits = await _open_paths(config)
+        rendezvous = Rendezvous(self._identity, config, paths, self._dial, self._recorder)
+        self._rendezvous = rendezvous
+        try:
+            _check_demand(config, paths)
+            self._listener = await self._listen(config, paths)
+            endpoints = _advertised(config, self._listener)
+            identity = self._identity
+            self._address = NodeAddress(
+                identity.worker_id, identity.incarnation, endpoints, self._rails
+            )
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """End every transfer, lease, link and device of this node, within `timeouts.close_s`.
+
+        Idempotent; concurrent callers share one close, and cancelling a caller does not stop it.
+        """
+        if self._rendezvous is None:
+            return
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close(self._rendezvous))
+        await asyncio.shield(self._closing)
+
+    # --- who is who -------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> NodeAddress:
+        """What peers give to `add_peer`: `bytes(address)` for machines, `str(address)` to paste."""
+        if self._address is None:
+            raise ClosedError("the node")
+        return self._address
+
+    @property
+    def identity(self) -> PeerIdentity:
+        """Worker id and this life's incarnation."""
+        return self.address.identity
+
+    def add_peer(self, address: NodeAddress | bytes | str) -> PeerIdentity:
+        """Remember where a node is. No I/O: the first use dials. Raises UsageError."""
+        return self._open().add_peer(address)
+
+    # --- owner ------------------------------------------------------------------------------------
+
+    async def register_data(self, buffer: object, options: RegisterOptions | None = None) -> Handle:
+        """Serve `buffer` (anything contiguous with the buffer protocol) without copying it.
+
+        The node holds a buffer export, so dropping every other reference is fine; changing the
+        bytes is not, until the slot is gone. One reference. Raises UsageError.
+        """
+        return await self._open().register_data(buffer, options)
+
+    async def register_data_pinned(
+        self, buffer: object, options: RegisterOptions | None = None
+    ) -> Handle:
+        """Copy `buffer` into registered memory, from where it can be read by RDMA.
+
+        Where that cannot be had the copy goes to plain memory, and the reason is counted (budget,
+        pool_exhausted, kill_switch, or why there is no device). The buffer is the caller's again
+        when this returns. Raises UsageError for what is no contiguous buffer, and nothing else.
+        """
+        return await self._open().register_data_pinned(buffer, options)
+
+    async def withdraw(self, handle: Handle) -> None:
+        """Take a payload of this node back, whoever still reads it. Its memory is free afterwards.
+
+        Raises UnknownHandle; Unquiesced when a reader's end could not be proven, and the memory
+        stays held then.
+        """
+        await self._open().withdraw(handle)
+
+    # --- consumer ---------------------------------------------------------------------------------
+
+    async def metadata(self, handle: Handle) -> Metadata:
+        """Size, references and whether it is pinned, as of now. Takes no lock. Raises
+        UnknownHandle.
+        """
+        return await self._open().metadata(handle)
+
+    async def get(
+        self,
+        handle: Handle,
+        *,
+        transport: Transport | str | None = None,
+        timeout: float | None = None,
+    ) -> tuple[memoryview, Lease]:
+        """The payload in fresh memory, read-only, and the lease that keeps it staged at its owner.
+
+        `transport` None: the node's. "rdma" and "tcp" are demands, "auto" may fall back once; the
+        lease tells path and reason. A handle of this node is copied, whatever the transport.
+        `timeout` (seconds, for all of it) None: only silence ends it.
+        Raises UnknownPeer, UnknownHandle, PeerError, PathUnavailable, PathFailed, DeadlineExceeded,
+        TransferFailed. No lease is left behind then, nor when the caller is cancelled.
+        """
+        return await self._open().get(handle, transport=transport, timeout=timeout)
+
+    async def get_into(
+        self,
+        handle: Handle,
+        dest: object,
+        *,
+        transport: Transport | str | None = None,
+        timeout: float | None = None,
+        progress: Progress | None = None,
+    ) -> Lease:
+        """As `get`, into the front of `dest`: writable, contiguous, at least as long as the
+        payload.
+
+        `dest` is in use until this returns or raises, also after a cancellation, and its bytes are
+        undefined after an error. `progress` is told the bytes that have arrived so far.
+        """
+        return await self._open().get_into(
+            handle, dest, transport=transport, timeout=timeout, progress=progress
+        )
+
+    async def get_pinned(
+        self,
+        handle: Handle,
+        *,
+        transport: Transport | str | None = None,
+        timeout: float | None = None,
+    ) -> tuple[PinnedPayload, Lease]:
+        """As `get`, into this node's registered memory, which the caller frees. Raises
+        PathUnavailable where there is none.
+        """
+        return await self._open().get_pinned(handle, transport=transport, timeout=timeout)
+
+    async def ref_handle(self, handle: Handle) -> None:
+        """Add one reference, for one more consumer that will release. Raises UnknownHandle."""
+        await self._open().ref_handle(handle)
+
+    async def detach(self, handle: Handle, lease: Lease) -> None:
+        """Give the lease back; the handle stays usable. When the connection to the owner has ended,
+        so has the lease, and nothing happens. Raises LeaseError for one that was given back before.
+        """
+        await self._open().detach(handle, lease)
+
+    async def release(self, handle: Handle, lease: Lease) -> None:
+        """As `detach`, and drop one reference: at zero the owner frees the slot."""
+        await self._open().release(handle, lease)
+
+    def statistics(self) -> NodeStatistics:
+        """Slots, leases, sessions, memory and counters, as one frozen value."""
+        return self._open(even_closed=True).statistics()
+
+    # --- within -----------------------------------------------------------------------------------
+
+    def _open(self, *, even_closed: bool = False) -> Rendezvous:
+        if self._rendezvous is None or (self._closing is not None and not even_closed):
+            raise ClosedError("the node")
+        return self._rendezvous
+
+    async def _close(self, rendezvous: Rendezvous) -> None:
+        if self._listener is not None:
+            await self._listener.close()
+        await rendezvous.close()
+
+    async def _listen(self, config: NodeConfig, paths: Paths) -> TcpListener:
+        endpoint = _endpoint("listen", config.listen, 0)
+        listener = TcpListener(
+            self._hello,
+            _secret(config),
+            self._accept,
+            paths.tcp if isinstance(paths.tcp, TcpPath) else None,
+            ListenOptions(handshake_timeout_s=config.timeouts.handshake_s, tls=config.server_tls),
+        )
+        await listener.open(endpoint.host, endpoint.port)
+        return listener
+
+    def _hello(self, target: int = 0) -> Hello:
+        return Hello(
+            version_min=PROTOCOL_VERSION_MIN,
+            version_max=PROTOCOL_VERSION,
+            worker_id=self._identity.worker_id,
+            incarnation=self._identity.incarnation,
+            target=target,
+            attempt=secrets.token_bytes(ATTEMPT_BYTES),
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            rails=self._rails,
+            limits=self._limits,
+        )
+
+    def _accept(self, established: EstablishedLink) -> None:
+        opened = OpenedLink(established.epoch, established.link, established.endpoint)
+        if self._rendezvous is None:
+            established.link.abort()
+        else:
+            self._rendezvous.accept(opened)
+
+    async def _dial(self, address: NodeAddress) -> OpenedLink:
+        established = await dial(
+            [endpoint.pair for endpoint in address.endpoints],
+            self._hello(address.worker_id),
+            _secret(self._config),
+            expected=address.identity,
+            options=_dial_options(self._config),
+        )
+        return OpenedLink(established.epoch, established.link, established.endpoint)
+
+
+async def _open_paths(config: NodeConfig) -> tuple[Paths, tuple[RailHint, ...], Limits]:
+    """The paths, and what the hello says of them."""
+    no_progress_s = config.timeouts.no_progress_s
+    tcp = TcpPath(_dial_options(config), TcpPathOptions(no_progress_s=no_progress_s))
+    if not config.rdma.enabled or config.transport is Transport.TCP:
+        detail = "this node does not use RDMA by its configuration"
+        return Paths(tcp, rdma_detail=detail), (), Limits()
+    if sys.platform != "linux":
+        return Paths(tcp, None, PathReason.NO_DEVICE, "RDMA needs Linux"), (), Limits()
+    # Imported here: a TCP node needs no ctypes, and a build without verbs has no helper.
+    from .verbs.opening import open_rdma_path
+
+    rdma, reason, detail = await open_rdma_path(None, _rdma_path_config(config.rdma))
+    if rdma is None:
+        return Paths(tcp, None, reason, detail), (), Limits()
+    return Paths(tcp, rdma, PathReason.OK, detail, rdma.memory), rdma.rails, rdma.limits
+
+
+def _check_demand(config: NodeConfig, paths: Paths) -> None:
+    if config.transport is not Transport.RDMA:
+        return
+    if paths.rdma is None:
+        raise paths.unavailable(paths.rdma_reason)
+    if not config.rendezvous.enabled:
+        raise paths.unavailable(PathReason.KILL_SWITCH)
+
+
+def _secret(config: NodeConfig) -> bytes | None:
+    assert config.secret is None or isinstance(config.secret, bytes)  # resolve made it so
+    return config.secret
+
+
+def _dial_options(config: NodeConfig) -> DialOptions:
+    return DialOptions(
+        connect_timeout_s=config.timeouts.connect_s,
+        handshake_timeout_s=config.timeouts.handshake_s,
+        tls=config.client_tls,
+    )
+
+
+def _rdma_path_config(config: RdmaConfig) -> RdmaPathConfig:
+    from .verbs.settings import RdmaPathConfig
+
+    return RdmaPathConfig(
+        device=config.device or "",
+        port=config.port or 0,
+        gid_index=config.gid_index,
+        gid=config.gid or "",
+        pkey=config.pkey,
+        require_range=config.require_range,
+        width=config.bulk_width,
+        arena_bytes=config.arena_bytes,
+        registered_bytes_budget=config.registered_bytes_budget,
+        window_key_indices_max=config.window_key_indices_max,
+        connect_timeout_s=config.device_timeout_s,
+        drain_timeout_s=config.device_timeout_s,
+    )
+
+
+def _endpoint(knob: str, text: str, default_port: int) -> Endpoint:
+    try:
+        return Endpoint.parse(text, default_port)
+    except UsageError as error:
+        raise ConfigError(knob, text, str(error), hint=error.hint) from error
+
+
+def _advertised(config: NodeConfig, listener: TcpListener) -> tuple[Endpoint, ...]:
+    """What peers are to dial: what was configured, else what was bound, else what this host has."""
+    bound = [Endpoint(host, port) for host, port in listener.endpoints]
+    if config.advertise:
+        return tuple(_endpoint("advertise", text, bound[0].port) for text in config.advertise)
+    found = [e for e in bound if not e.is_wildcard]
+    for wildcard in (e for e in bound if e.is_wildcard):
+        found += _host_endpoints(wildcard)
+    return tuple(dict.fromkeys(found))[:ENDPOINTS_MAX]
+
+
+def _host_endpoints(wildcard: Endpoint) -> list[Endpoint]:
+    """This host's addresses of the families that a wildcard bind serves, routable ones first."""
+    from .verbs.netdevs import read_netdevs  # reads the kernel's list; no device is touched
+
+    try:
+        texts = {a for dev in read_netdevs().values() if dev.up for a in dev.addresses}
+    except DeviceError as error:
+        _log.warning("the addresses of this host are unknown: %s", error)
+        texts = {"127.0.0.1"}
+    both = wildcard.host == "::"
+    known = [ipaddress.ip_address(text.partition("%")[0]) for text in texts]
+    fit = [a for a in known if (both or a.version == 4) and not a.is_link_local]
+    routable = [a for a in fit if not a.is_loopback] or fit
+    routable.sort(key=lambda a: (a.version, not a.is_global, int(a)))
+    return [Endpoint(str(address), wildcard.port) for address in routable]

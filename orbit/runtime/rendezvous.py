@@ -1,0 +1,293 @@
+"""The handle API of one node, over whatever links and paths it is given.
+
+It joins the owner, the consumer, the peers and their sessions, checks what callers pass, and owns
+the order in which all of it ends. It knows no socket and no device, so a simulated world runs it as
+it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from ..config import NodeConfig, parse_transport
+from ..errors import ClosedError, Unquiesced, UsageError
+from ..events import Recorder
+from ..model import Handle, Lease, Metadata, PathReason, PeerIdentity, Transport
+from ..protocol.address import NodeAddress
+from ..protocol.slots import SlotStatistics
+from ..transport.interface import Progress
+from .consumer import Consumer
+from .owner import Owner
+from .paths import Paths
+from .peers import Peers
+from .retained import Retained, retained
+from .runner import TaskRunner
+from .session import ControlSession
+from .sessions import OpenedLink, Sessions, keep_path
+from .sinks import CallerSink, FreshSink, PinnedPayload, PinnedSink, Sink
+from .staging import stage_held, stage_pinned
+
+_log = logging.getLogger("orbit")
+
+DialLink = Callable[[NodeAddress], Awaitable[OpenedLink]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterOptions:
+    """`retain`: consumers cannot drop the owner's own reference, so a release, or a consumer that
+    dies, never frees the slot; `withdraw` does.
+    """
+
+    retain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatistics:
+    """A node's state as one frozen value. `retained` is the whole process's; `counters` are keyed
+    as an exporter prints them.
+    """
+
+    slots: SlotStatistics
+    leases_held: int  # as a consumer
+    sessions: int
+    tasks: int
+    registered_bytes: int
+    rdma_reason: PathReason  # OK, or why this node has no RDMA path
+    rdma_detail: str
+    retained: tuple[Retained, ...]
+    counters: Mapping[str, int]
+
+
+class Rendezvous:
+    """`dial` opens a link to an address and runs the handshake. `config` is resolved already."""
+
+    def __init__(
+        self,
+        identity: PeerIdentity,
+        config: NodeConfig,
+        paths: Paths,
+        dial: DialLink,
+        recorder: Recorder,
+    ) -> None:
+        self.identity = identity
+        self._config = config
+        self._paths = paths
+        self._dial = dial
+        self._recorder = recorder
+        self._runner = TaskRunner()
+        self._sessions = Sessions(
+            paths,
+            recorder,
+            self._runner,
+            config.timeouts.call_s,
+            authenticated=config.secret is not None,
+        )
+        rng = random.Random(identity.incarnation)
+        self._peers = Peers(identity, self._connect, self._runner, rng)
+        worker_id = identity.worker_id
+        self._owner = Owner(worker_id, paths, config.rendezvous, recorder, self._runner)
+        self._consumer = Consumer(
+            worker_id,
+            self._peers.session,
+            self._owner,
+            paths,
+            config.rendezvous,
+            recorder,
+            self._runner,
+        )
+        handlers = {**paths.handlers(), **self._owner.handlers()}
+        self._sessions.watch(handlers, self._consumer, self._owner)
+        self._closing: asyncio.Task[None] | None = None
+
+    # --- links and peers --------------------------------------------------------------------------
+
+    def accept(self, opened: OpenedLink) -> None:
+        """A peer has dialed this node."""
+        try:
+            self._sessions.begin(opened, dialed=False)
+        except ClosedError as error:
+            _log.info("a link from %s is refused: %s", opened.link.endpoint, error)
+
+    def add_peer(self, address: NodeAddress | bytes | str) -> PeerIdentity:
+        """See Node.add_peer."""
+        self._check_open()
+        if isinstance(address, str):
+            address = NodeAddress.parse(address)
+        elif isinstance(address, bytes | bytearray | memoryview):
+            address = NodeAddress.from_bytes(address)
+        elif not isinstance(address, NodeAddress):
+            raise UsageError(f"not a node address: {type(address).__name__}")
+        return self._peers.add(address)
+
+    # --- owner ------------------------------------------------------------------------------------
+
+    async def register_data(self, buffer: object, options: RegisterOptions | None = None) -> Handle:
+        """See Node.register_data."""
+        self._check_open()
+        return self._owner.register(
+            stage_held(buffer), retain_slot=bool(options and options.retain)
+        )
+
+    async def register_data_pinned(
+        self, buffer: object, options: RegisterOptions | None = None
+    ) -> Handle:
+        """See Node.register_data_pinned."""
+        self._check_open()
+        refused = PathReason.OK if self._paths.memory is not None else self._paths.rdma_reason
+        if refused is PathReason.OK and not self._config.rendezvous.enabled:
+            refused = PathReason.KILL_SWITCH
+        staging = await stage_pinned(buffer, self._paths.memory, refused)
+        if self._closing is not None:
+            staging.staged.free()
+            raise ClosedError("the node")
+        self._owner.staging_decided(staging.reason)
+        return self._owner.register(staging.staged, retain_slot=bool(options and options.retain))
+
+    async def withdraw(self, handle: Handle) -> None:
+        """See Node.withdraw."""
+        self._check_open()
+        await self._owner.withdraw(_checked(handle))
+
+    # --- consumer ---------------------------------------------------------------------------------
+
+    async def metadata(self, handle: Handle) -> Metadata:
+        """See Node.metadata."""
+        self._check_open()
+        return await self._consumer.metadata(_checked(handle))
+
+    async def get(
+        self, handle: Handle, *, transport: Transport | str | None, timeout: float | None
+    ) -> tuple[memoryview, Lease]:
+        """See Node.get."""
+        sink = FreshSink()
+        lease = await self._fetch(handle, sink, transport, timeout, None)
+        return sink.result(), lease
+
+    async def get_into(
+        self,
+        handle: Handle,
+        dest: object,
+        *,
+        transport: Transport | str | None,
+        timeout: float | None,
+        progress: Progress | None,
+    ) -> Lease:
+        """See Node.get_into."""
+        _checked(handle)
+        sink = CallerSink(dest)
+        lease = await self._fetch(handle, sink, transport, timeout, progress)
+        sink.release()
+        return lease
+
+    async def get_pinned(
+        self, handle: Handle, *, transport: Transport | str | None, timeout: float | None
+    ) -> tuple[PinnedPayload, Lease]:
+        """See Node.get_pinned."""
+        sink = PinnedSink(self._paths)
+        lease = await self._fetch(handle, sink, transport, timeout, None)
+        return sink.result(), lease
+
+    async def ref_handle(self, handle: Handle) -> None:
+        """See Node.ref_handle."""
+        self._check_open()
+        await self._consumer.ref(_checked(handle))
+
+    async def detach(self, handle: Handle, lease: Lease) -> None:
+        """See Node.detach."""
+        self._check_open()
+        await self._consumer.detach(_checked(handle), lease)
+
+    async def release(self, handle: Handle, lease: Lease) -> None:
+        """See Node.release."""
+        self._check_open()
+        await self._consumer.release(_checked(handle), lease)
+
+    def statistics(self) -> NodeStatistics:
+        """See Node.statistics."""
+        memory = self._paths.memory
+        return NodeStatistics(
+            slots=self._owner.statistics(),
+            leases_held=self._consumer.leases_held,
+            sessions=len(self._sessions),
+            tasks=len(self._runner),
+            registered_bytes=0 if memory is None else memory.registered_bytes,
+            rdma_reason=self._paths.rdma_reason,
+            rdma_detail=self._paths.rdma_detail,
+            retained=retained(),
+            counters=self._recorder.counters.snapshot(),
+        )
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """End everything, in order, within the close timeout. Concurrent callers share it."""
+        if self._closing is None:
+            self._peers.close()
+            self._owner.gate()
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._config.timeouts.close_s
+        # Leases first, while their sessions live: a lease that ends with its receipt costs no queue
+        # pair. Then the epochs with their fetches; then what still runs is told to stop.
+        for step in (self._owner.close, self._sessions.close):
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await step()
+            except TimeoutError:
+                _log.warning("closing: %s ran out of time", step.__qualname__)
+        if not await self._runner.drain(deadline):
+            await self._runner.cancel(loop.time() + 1.0)
+        for path in self._paths:
+            try:
+                # Even late, each path gets a moment: an orderly end beats what the kernel does.
+                async with asyncio.timeout_at(max(deadline, loop.time() + 1.0)):
+                    await path.close()
+            except Unquiesced as error:
+                keep_path(path, error, self._recorder)
+            except TimeoutError:
+                late = Unquiesced(f"the {path.name} path", 0, "closing it ran out of time")
+                keep_path(path, late, self._recorder)
+
+    # --- within -----------------------------------------------------------------------------------
+
+    async def _connect(self, address: NodeAddress) -> ControlSession:
+        return self._sessions.begin(await self._dial(address), dialed=True)
+
+    async def _fetch(
+        self,
+        handle: Handle,
+        sink: Sink,
+        transport: Transport | str | None,
+        timeout: float | None,
+        progress: Progress | None,
+    ) -> Lease:
+        try:
+            self._check_open()
+            wanted = self._config.transport if transport is None else transport
+            chosen = parse_transport("transport", wanted)
+            if timeout is not None and not 0 < timeout < float("inf"):
+                raise UsageError(f"timeout={timeout!r} is not a number of seconds above 0")
+            checked = _checked(handle)
+        except BaseException:
+            sink.discard()
+            raise
+        return await self._consumer.fetch(checked, sink, chosen, timeout, progress)
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise ClosedError("the node")
+
+
+def _checked(handle: Handle) -> Handle:
+    if not isinstance(handle, Handle):
+        raise UsageError(
+            f"not a handle: {type(handle).__name__}", hint="Handle.parse reads the text form"
+        )
+    return handle

@@ -1,0 +1,40 @@
+"""One event-loop timer that follows a machine's deadline. Unarmed, it costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+class DeadlineTimer:
+    """Calls `fire` once when the loop's clock reaches the armed deadline."""
+
+    __slots__ = ("_deadline", "_fire", "_handle", "_loop")
+
+    def __init__(self, fire: Callable[[], None]) -> None:
+        self._fire = fire
+        self._loop = asyncio.get_running_loop()
+        self._handle: asyncio.TimerHandle | None = None
+        self._deadline: float | None = None
+
+    @property
+    def armed(self) -> bool:
+        return self._handle is not None
+
+    def arm(self, deadline: float | None) -> None:
+        """Follow `deadline` (loop time) from now on; None disarms. The same one again changes
+        nothing.
+        """
+        if deadline == self._deadline and (deadline is None) == (self._handle is None):
+            return
+        self._deadline = deadline
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        if deadline is not None:
+            self._handle = self._loop.call_at(deadline, self._due)
+
+    def _due(self) -> None:
+        self._handle = None
+        self._deadline = None
+        self._fire()

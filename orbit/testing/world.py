@@ -1,0 +1,224 @@
+"""A world of nodes on simulated links, paths and time: the other composition root.
+
+Every node runs the real runtime and the real machines; only sockets, devices and the clock are
+simulated. One seed replays one run. Meant for VirtualLoop (`run_virtual`), where timeouts cost
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from ..config import NodeConfig
+from ..errors import OrbitError, PeerUnreachable
+from ..events import Event, Recorder
+from ..model import Incarnation, PathName, PathReason, PeerIdentity, WorkerId
+from ..protocol.address import NodeAddress
+from ..protocol.bootstrap import Dialer, Effect, Epoch, Established, Listener, Opened, Refused
+from ..protocol.endpoint import Endpoint
+from ..protocol.framing import SendFrame
+from ..protocol.messages import Hello, Limits, RailHint
+from ..runtime.paths import Paths
+from ..runtime.rendezvous import Rendezvous
+from ..runtime.sessions import OpenedLink
+from .fabric import SimFabric, SimPath
+from .faults import LinkFaults, PathFaults
+from .network import SimLink, SimNetwork
+from .sim_memory import SimPinnedMemory
+
+HANDSHAKE_S = 3.0
+
+
+@dataclass(eq=False)
+class WorldNode:
+    """One node. `rdma` None: a host without (simulated) devices. `events` is all that it reported.
+    `rails` and `limits` are what its hello says.
+    """
+
+    identity: PeerIdentity
+    rendezvous: Rendezvous
+    tcp: SimPath
+    rdma: SimPath | None
+    memory: SimPinnedMemory | None
+    address: NodeAddress
+    secret: bytes | None
+    recorder: Recorder
+    events: list[Event] = field(default_factory=list)
+    links: list[SimLink] = field(default_factory=list)
+    rails: tuple[RailHint, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+    dead: bool = False
+
+    def count(self, series: str, **labels: str) -> int:
+        """Of this node's counters."""
+        return self.recorder.counters.value(series, **labels)
+
+
+class World:
+    """`async with World(seed) as world`: nodes are closed at the end, and nothing may be left."""
+
+    def __init__(self, seed: int = 0, faults: LinkFaults | None = None) -> None:
+        self.network = SimNetwork(seed, faults)
+        self.random = self.network.random
+        self.fabric = SimFabric()
+        self.nodes: list[WorldNode] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+        if error is None:
+            self.check_nothing_left()
+
+    def add_node(
+        self,
+        config: NodeConfig | None = None,
+        *,
+        rdma: bool = True,
+        rdma_faults: PathFaults | None = None,
+        arena_bytes: int = 1 << 20,
+        identity: PeerIdentity | None = None,
+        paths: Paths | None = None,
+    ) -> WorldNode:
+        """A node with a TCP path and, with `rdma`, an RDMA one and an arena; or with the `paths`
+        that are given. `config` is used as it is (the environment is not read).
+        """
+        config = config or NodeConfig()
+        number = len(self.nodes) + 1
+        identity = identity or PeerIdentity(
+            WorkerId(number), Incarnation(self.random.getrandbits(64))
+        )
+        simulated = rdma and paths is None
+        tcp = SimPath(self.fabric, PathName.TCP)
+        rdma_path = SimPath(self.fabric, PathName.RDMA, rdma_faults) if simulated else None
+        memory = SimPinnedMemory(arena_bytes) if simulated else None
+        reason = PathReason.OK if rdma else PathReason.NO_DEVICE
+        paths = paths or Paths(tcp, rdma_path, reason, "", memory)
+        events: list[Event] = []
+        recorder = Recorder(events.append)
+
+        async def dial(address: NodeAddress) -> OpenedLink:
+            return await self._dial(node, address)
+
+        rendezvous = Rendezvous(identity, config, paths, dial, recorder)
+        address = NodeAddress(
+            identity.worker_id, identity.incarnation, (Endpoint(f"node-{number}", number),)
+        )
+        secret = config.secret.encode() if isinstance(config.secret, str) else config.secret
+        node = WorldNode(
+            identity, rendezvous, tcp, rdma_path, memory, address, secret, recorder, events
+        )
+        self.nodes.append(node)
+        return node
+
+    def introduce(self) -> None:
+        """Everybody learns everybody's address."""
+        for node in self.nodes:
+            for other in self.nodes:
+                if other is not node:
+                    node.rendezvous.add_peer(other.address)
+
+    def kill(self, node: WorldNode) -> None:
+        """As SIGKILL: its connections end without a word, and nobody answers at its address."""
+        node.dead = True
+        for link in node.links:
+            self.network.cut(link, "killed")
+
+    async def close(self) -> None:
+        """Close every node, at once."""
+        await asyncio.gather(*(node.rendezvous.close() for node in self.nodes))
+
+    def check_nothing_left(self) -> None:
+        """No exposure, no slot, no lease, no piece of an arena, no task."""
+        assert self.fabric.exposed_count == 0, f"seed {self.network.seed}: exposures are left"
+        for node in self.nodes:
+            found = node.rendezvous.statistics()
+            left = (found.slots.slots, found.slots.leases_held, found.sessions, found.tasks)
+            where = f"seed {self.network.seed}, node {node.identity}: {found}"
+            assert left == (0, 0, 0, 0), where
+            assert node.memory is None or node.memory.allocated_count == 0, where
+
+    async def _dial(self, dialer: WorldNode, address: NodeAddress) -> OpenedLink:
+        await asyncio.sleep(self.network.delay_s(self.network.faults))
+        name = str(address.endpoints[0])
+        target = self._at(address)
+        if target is None:
+            raise PeerUnreachable(name, "refused")
+        near, far = self.network.link_pair(str(dialer.identity), name)
+        ours, theirs = self._shake_hands(dialer, target, address)
+        dialer.links.append(near)
+        target.links.append(far)
+        target.rendezvous.accept(OpenedLink(theirs, far, ("dialer", 0)))
+        return OpenedLink(ours, near, address.endpoints[0].pair)
+
+    def _at(self, address: NodeAddress) -> WorldNode | None:
+        """Who answers there: the last node that was given this endpoint and lives."""
+        for node in reversed(self.nodes):
+            if node.address.endpoints == address.endpoints and not node.dead:
+                return node
+        return None
+
+    def _shake_hands(
+        self, dialer: WorldNode, target: WorldNode, address: NodeAddress
+    ) -> tuple[Epoch, Epoch]:
+        """The real machines, their frames handed over at once. Raises what the dialer raises."""
+        now = asyncio.get_running_loop().time()
+        near = Dialer(
+            self._hello(dialer, address.worker_id),
+            dialer.secret,
+            expected=address.identity,
+            endpoint=str(address.endpoints[0]),
+            now=now,
+            timeout_s=HANDSHAKE_S,
+        )
+        far = Listener(
+            self._hello(target),
+            target.secret,
+            endpoint=str(dialer.identity),
+            now=now,
+            timeout_s=HANDSHAKE_S,
+        )
+        epochs: dict[Dialer | Listener, Epoch] = {}
+        errors: dict[Dialer | Listener, OrbitError] = {}
+        frames: list[tuple[Dialer | Listener, bytes]] = []
+
+        def carry_out(machine: Dialer | Listener, effects: list[Effect]) -> None:
+            for effect in effects:
+                match effect:
+                    case SendFrame(frame):
+                        frames.append((far if machine is near else near, frame))
+                    case Established(epoch):
+                        epochs[machine] = epoch
+                    case Refused(error):
+                        errors[machine] = error
+
+        carry_out(near, near.step(Opened(), now))
+        while frames:
+            machine, frame = frames.pop(0)
+            if not machine.finished:
+                carry_out(machine, machine.on_frame(frame, now))
+        if near in errors:
+            raise errors[near]
+        return epochs[near], epochs[far]
+
+    def _hello(self, node: WorldNode, target: int = 0) -> Hello:
+        return Hello(
+            version_min=1,
+            version_max=1,
+            worker_id=node.identity.worker_id,
+            incarnation=node.identity.incarnation,
+            target=target,
+            attempt=self.random.randbytes(16),
+            nonce=self.random.randbytes(16),
+            rails=node.rails,
+            limits=node.limits,
+        )

@@ -1,0 +1,173 @@
+"""The configuration tree: checked once, pins of the environment win, typos are named."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orbit.config import (
+    NodeConfig,
+    RdmaConfig,
+    RendezvousConfig,
+    TimeoutConfig,
+    lab_environment,
+    resolve,
+)
+from orbit.errors import ConfigError
+from orbit.model import Transport
+
+
+def test_defaults_are_loopback_auto_and_no_secret() -> None:
+    config = resolve(NodeConfig(), {})
+    assert config.listen == "127.0.0.1:0"
+    assert config.transport is Transport.AUTO
+    assert config.secret is None
+    assert config.rendezvous.enabled
+    assert not config.rdma.pinned
+
+
+@pytest.mark.parametrize("text", ["1", "true", "YES", "On", " on "])
+def test_kill_switch_fires_on_its_four_words(text: str) -> None:
+    config = resolve(NodeConfig(), {"ORBIT_RDMA_RENDEZVOUS_DISABLE": text})
+    assert not config.rendezvous.enabled
+
+
+@pytest.mark.parametrize("text", ["", "0", "false", "no", "off", "ture", "2", "enabled"])
+def test_kill_switch_does_not_fire_on_anything_else(text: str) -> None:
+    assert resolve(NodeConfig(), {"ORBIT_RDMA_RENDEZVOUS_DISABLE": text}).rendezvous.enabled
+
+
+def test_the_switch_in_code_cannot_be_undone_by_the_environment() -> None:
+    config = NodeConfig(rendezvous=RendezvousConfig(enabled=False))
+    resolved = resolve(config, {"ORBIT_RDMA_RENDEZVOUS_DISABLE": "0"})
+    assert not resolved.rendezvous.enabled
+
+
+def test_the_environment_wins_over_code() -> None:
+    config = NodeConfig(
+        transport="tcp", rdma=RdmaConfig(device="a", port=1, gid_index=1, pkey=0xFFFF)
+    )
+    env = {
+        "ORBIT_DEVICE": "rxe0",
+        "ORBIT_PORT": "2",
+        "ORBIT_GID_INDEX": "3",
+        "ORBIT_PKEY": "0x8001",
+        "ORBIT_TRANSPORT": "RDMA",
+    }
+    resolved = resolve(config, env)
+    assert resolved.transport is Transport.RDMA
+    rdma = resolved.rdma
+    assert (rdma.device, rdma.port, rdma.gid_index, rdma.pkey) == ("rxe0", 2, 3, 0x8001)
+    assert rdma.pinned
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"ORBIT_PORT": "one"},
+        {"ORBIT_PORT": "0"},
+        {"ORBIT_GID_INDEX": "-1"},
+        {"ORBIT_PKEY": "0x10000"},
+        {"ORBIT_TRANSPORT": "infiniband"},
+    ],
+)
+def test_a_bad_pin_is_an_error_that_names_it(env: dict[str, str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(NodeConfig(), env)
+    value = next(iter(env.values()))
+    assert value in str(caught.value) or str(int(value, 0)) in str(caught.value)
+
+
+def test_a_service_link_is_not_a_port(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "orbit"):
+        config = resolve(NodeConfig(), {"ORBIT_PORT": "tcp://10.0.0.1:80"})
+    assert config.rdma.port is None
+    assert "service link" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("ORBIT_DEVISE", "ORBIT_DEVICE"),
+        ("ORBIT_GID_INDX", "ORBIT_GID_INDEX"),
+        ("ORBIT_RDMA_DISABLE", "ORBIT_RDMA_RENDEZVOUS_DISABLE"),
+        ("ORBIT_TRANSPROT", "ORBIT_TRANSPORT"),
+    ],
+)
+def test_an_unknown_name_is_a_warning_with_the_nearest(
+    name: str, nearest: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "orbit"):
+        resolve(NodeConfig(), {name: "x"})
+    assert name in caplog.text
+    assert nearest in caplog.text
+
+
+def test_names_of_the_build_and_the_lab_are_no_typos(caplog: pytest.LogCaptureFixture) -> None:
+    env = {"ORBIT_LAB": "1", "ORBIT_LAB_HOSTS": "2", "ORBIT_RESULTS": "x", "HOME": "y"}
+    with caplog.at_level(logging.WARNING, "orbit"):
+        resolve(NodeConfig(), env)
+    assert not caplog.records
+
+
+def test_lab_environment() -> None:
+    assert lab_environment({}) is None
+    lab = lab_environment({"ORBIT_LAB": "1", "ORBIT_LAB_HOSTS": "2", "ORBIT_LAB_RAILS": "3"})
+    assert lab is not None
+    assert (lab.hosts, lab.rails) == (2, 3)
+
+
+def test_secret_is_bytes_after_resolve_and_never_shown() -> None:
+    config = NodeConfig(secret="hunter2")
+    assert resolve(config, {}).secret == b"hunter2"
+    assert "hunter2" not in repr(config)
+
+
+def test_secret_file_loses_only_its_final_newline(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(b"  spaced key \r\n")
+    assert resolve(NodeConfig(secret_file=path), {}).secret == b"  spaced key "
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\n"])
+def test_a_secret_file_that_holds_none_is_an_error(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match="secret_file"):
+        resolve(NodeConfig(secret_file=path), {})
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: NodeConfig(secret=""),
+        lambda: NodeConfig(secret="a", secret_file="b"),
+        lambda: NodeConfig(worker_id=0),
+        lambda: NodeConfig(worker_id=1 << 64),
+        lambda: NodeConfig(transport="udp"),
+        lambda: RdmaConfig(port=0),
+        lambda: RdmaConfig(bulk_width=True),
+        lambda: RendezvousConfig(lease_timeout_s=0),
+        lambda: RendezvousConfig(inline_max_bytes=1 << 20),
+        lambda: TimeoutConfig(close_s=float("nan")),
+        lambda: TimeoutConfig(call_s="3"),  # type: ignore[arg-type]
+    ],
+)
+def test_values_that_cannot_work_are_refused_at_construction(build: object) -> None:
+    assert callable(build)
+    with pytest.raises(ConfigError):
+        build()
+
+
+def test_a_tiny_lease_timeout_is_clamped_to_what_the_wire_can_say() -> None:
+    config = NodeConfig(rendezvous=RendezvousConfig(lease_timeout_s=1e-6))
+    assert resolve(config, {}).rendezvous.lease_timeout_s == 0.001
+
+
+def test_resolve_is_idempotent() -> None:
+    once = resolve(NodeConfig(secret="s", advertise="a:1"), {})
+    assert resolve(once, {}) == once == replace(once)
