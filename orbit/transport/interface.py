@@ -21,7 +21,11 @@ Progress = Callable[[int], None]  # bytes of this transfer that have arrived so 
 
 
 class ControlLink(Protocol):
-    """Ordered, reliable frames to one peer. One reader, one writer, in one event loop."""
+    """Ordered, reliable frames to one peer. One reader, one writer, in one event loop.
+
+    A frame here is one kind byte and its body, without a length prefix, in both directions:
+    delimiting frames is the business of the link (TCP puts the u32 length in front).
+    """
 
     @property
     def endpoint(self) -> str:

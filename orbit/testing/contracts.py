@@ -1,0 +1,21 @@
+"""The contracts of ControlLink and DataPath as suites that every implementation passes.
+
+An implementation gives a factory that opens a pair of ends; each case is one coroutine function, so
+that a test can be made of each. Runs on any event loop, the one with virtual time included. The
+cases are in link_contract and path_contract.
+"""
+
+from __future__ import annotations
+
+from .link_contract import LINK_CASES, LinkPairFactory, check_control_link
+from .path_contract import PATH_CASES, DataPathPair, PathPairFactory, check_data_path
+
+__all__ = [
+    "LINK_CASES",
+    "PATH_CASES",
+    "DataPathPair",
+    "LinkPairFactory",
+    "PathPairFactory",
+    "check_control_link",
+    "check_data_path",
+]

@@ -1,0 +1,179 @@
+"""Simulated data paths: bytes move between the memories of one process, in chunks of virtual time.
+
+A SimFabric joins the SimPath of every node, as a network joins their devices. A path carries the
+name that it is given, so that a world has an `rdma` and a `tcp` one. Exposures end as real ones do:
+after `retract` no byte is read any more, and a pull that is under way fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import DeadlineExceeded, PathFailed, PathUnavailable, PeerLost
+from ..model import LeaseId, PathName, PathReason
+from ..transport.interface import (
+    CallHandler,
+    Exposure,
+    Progress,
+    PullReport,
+    Session,
+    Span,
+    Target,
+)
+from .faults import PathFaults
+
+_DESCRIPTOR = struct.Struct(">4sQ")
+_DESCRIPTOR_MAGIC = b"sim\x00"
+
+
+@dataclass(slots=True, eq=False)
+class _Exposed:
+    owner: SimPath
+    attempt: bytes
+    lease_id: LeaseId
+    view: memoryview
+
+
+class SimFabric:
+    """What is exposed, by name of path, epoch and transfer. Ids start from 1, none twice."""
+
+    def __init__(self) -> None:
+        self._exposed: dict[tuple[PathName, bytes, int], _Exposed] = {}
+        self._ids = 0
+
+    @property
+    def exposed_count(self) -> int:
+        """Not retracted yet: 0 at the end of every test."""
+        return len(self._exposed)
+
+    def add(self, name: PathName, exposed: _Exposed) -> int:
+        self._ids += 1
+        self._exposed[name, exposed.attempt, self._ids] = exposed
+        return self._ids
+
+    def find(self, name: PathName, attempt: bytes, transfer_id: int) -> _Exposed | None:
+        return self._exposed.get((name, attempt, transfer_id))
+
+    def remove(
+        self, owner: SimPath, attempt: bytes | None = None, lease_id: LeaseId | None = None
+    ) -> None:
+        """Everything of `owner`, or of one epoch, or of one lease."""
+        for key, exposed in list(self._exposed.items()):
+            if (
+                exposed.owner is owner
+                and attempt in (None, exposed.attempt)
+                and lease_id in (None, exposed.lease_id)
+            ):
+                del self._exposed[key]
+
+
+class SimPath:
+    """DataPath. `faults` may be changed at any time; `pulls` and `prepares` are for assertions."""
+
+    def __init__(
+        self,
+        fabric: SimFabric,
+        name: PathName = PathName.TCP,
+        faults: PathFaults | None = None,
+        no_progress_s: float = 10.0,
+    ) -> None:
+        self.name = name
+        self.faults = faults or PathFaults()
+        self.pulls = 0
+        self.prepares = 0
+        self._fabric = fabric
+        self._no_progress_s = no_progress_s
+        self._closed = False
+        self._closed_attempts: set[bytes] = set()
+
+    def availability(self, session: Session) -> PathReason:
+        return self.faults.availability
+
+    async def prepare(self, session: Session) -> PathReason:
+        self.prepares += 1
+        await asyncio.sleep(self.faults.prepare_s)
+        return self.faults.prepare
+
+    def handlers(self) -> Mapping[str, CallHandler]:
+        return {}
+
+    async def expose(
+        self, session: Session, span: Span, lease_id: LeaseId, array: int = 0
+    ) -> Exposure:
+        await asyncio.sleep(0)
+        if self.faults.expose is not PathReason.OK:
+            raise PathUnavailable(self.name, self.faults.expose, "simulated")
+        if self._over(session):
+            raise PathUnavailable(self.name, PathReason.DRAINING, "the session is closed")
+        exposed = _Exposed(self, session.attempt, lease_id, span.view)
+        transfer_id = self._fabric.add(self.name, exposed)
+        if self.name is PathName.RDMA:
+            return Exposure(descriptor=_DESCRIPTOR.pack(_DESCRIPTOR_MAGIC, transfer_id))
+        return Exposure(transfer_id=transfer_id)
+
+    async def retract(self, session: Session, lease_id: LeaseId, *, transferred: bool) -> None:
+        await asyncio.sleep(0)
+        self._fabric.remove(self, session.attempt, lease_id)
+
+    async def pull(
+        self,
+        session: Session,
+        exposure: Exposure,
+        lease_id: LeaseId,
+        target: Target,
+        progress: Progress | None = None,
+    ) -> PullReport:
+        self.pulls += 1
+        transfer_id = self._transfer_id(exposure)
+        fail_at, reason = self.faults.failures.pop(0) if self.faults.failures else (None, None)
+        loop = asyncio.get_running_loop()
+        started, view, done, chunks = loop.time(), target.view, 0, 0
+        while done < len(view) or (fail_at == 0 and done == 0):
+            count = min(self.faults.chunk_bytes, len(view) - done)
+            await asyncio.sleep(count / self.faults.bytes_per_s)
+            if fail_at is not None and reason is not None and done + count >= fail_at:
+                raise PathFailed(self.name, reason, "simulated")
+            if self.faults.stall_at_bytes is not None and done >= self.faults.stall_at_bytes:
+                await asyncio.sleep(self._no_progress_s)
+                raise DeadlineExceeded("progress of the simulated pull", self._no_progress_s)
+            source = self._source(session, transfer_id, len(view))
+            view[done : done + count] = source[done : done + count]
+            done, chunks = done + count, chunks + 1
+            if progress is not None:
+                progress(done)
+        return PullReport({"read": loop.time() - started}, {"chunks": chunks})
+
+    async def close_session(self, session: Session) -> None:
+        self._closed_attempts.add(session.attempt)
+        self._fabric.remove(self, session.attempt)
+
+    async def close(self) -> None:
+        self._closed = True
+        self._fabric.remove(self)
+
+    def _over(self, session: Session) -> bool:
+        return self._closed or session.closed or session.attempt in self._closed_attempts
+
+    def _source(self, session: Session, transfer_id: int, length: int) -> memoryview:
+        if self._over(session):
+            raise PeerLost(str(session.peer), "the session is closed")
+        exposed = self._fabric.find(self.name, session.attempt, transfer_id)
+        if exposed is None:
+            raise PathFailed(self.name, PathReason.GET_FAILED, "the owner knows no such transfer")
+        if length > len(exposed.view):
+            raise PathFailed(self.name, PathReason.GET_FAILED, "the range is outside")
+        return exposed.view
+
+    def _transfer_id(self, exposure: Exposure) -> int:
+        if self.name is not PathName.RDMA:
+            return exposure.transfer_id
+        try:
+            magic, transfer_id = _DESCRIPTOR.unpack(exposure.descriptor)
+        except struct.error as error:
+            raise PathFailed(self.name, PathReason.DECODE_ERROR, str(error)) from error
+        if magic != _DESCRIPTOR_MAGIC:
+            raise PathFailed(self.name, PathReason.DECODE_ERROR, "not a simulated descriptor")
+        return int(transfer_id)
