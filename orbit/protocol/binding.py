@@ -13,6 +13,7 @@ import struct
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Final, Self
 
 from ..errors import PeerProtocolError
@@ -83,7 +84,7 @@ class Binding:
             PROTOCOL,
             PROFILE,
             KIND,
-            *(getattr(self, f.name) for f in fields(self)),
+            *_binding_values(self),
             bytes(_CHECK_BYTES),
         )[:-_CHECK_BYTES]
         return body + _check(body, session_key)
@@ -103,9 +104,7 @@ class Binding:
 
     def differences(self, other: Binding) -> tuple[str, ...]:
         """Names of the fields that are not equal, in layout order."""
-        return tuple(
-            f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)
-        )
+        return _differing(_BINDING_FIELDS, _binding_values(self), _binding_values(other))
 
 
 def verify_binding(
@@ -162,11 +161,11 @@ class GrantRecord(Message):
 
     def binding(self) -> Binding:
         """The receipt that ends this grant."""
-        return Binding(**{f.name: getattr(self, f.name) for f in fields(Binding)})
+        return Binding(*_binding_values(self))
 
     def encode(self) -> bytes:
         """For RdmaAnswer.grant."""
-        return encode(self.to_wire())
+        return encode(dict(zip(_RECORD_FIELDS, _record_values(self), strict=True)))
 
     @classmethod
     def decode(cls, data: bytes | bytearray | memoryview) -> GrantRecord:
@@ -182,15 +181,28 @@ class GrantRecord(Message):
 
     def differences(self, expected: GrantRecord) -> tuple[str, ...]:
         """Names of the fields that are not equal, for the log line of a `decode_error`."""
-        return tuple(
-            f.name for f in fields(self) if getattr(self, f.name) != getattr(expected, f.name)
-        )
+        return _differing(_RECORD_FIELDS, _record_values(self), _record_values(expected))
 
     def check_descriptor(self, descriptor: Descriptor) -> None:
         """Raises DescriptorError when the descriptor beside this record names other memory."""
         for name in ("generation", "address", "length", "key"):
             if getattr(self, name) != getattr(descriptor, name):
                 raise DescriptorError(f"descriptor and grant record differ in {name}")
+
+
+# Every get makes, compares and packs these, so their fields are fetched in one step.
+_BINDING_FIELDS = tuple(field.name for field in fields(Binding))
+_RECORD_FIELDS = tuple(field.name for field in fields(GrantRecord))
+_binding_values = attrgetter(*_BINDING_FIELDS)
+_record_values = attrgetter(*_RECORD_FIELDS)
+
+
+def _differing(
+    names: tuple[str, ...], ours: tuple[object, ...], theirs: tuple[object, ...]
+) -> tuple[str, ...]:
+    if ours == theirs:
+        return ()
+    return tuple(n for n, a, b in zip(names, ours, theirs, strict=True) if a != b)
 
 
 def _check(body: bytes, session_key: bytes) -> bytes:

@@ -20,8 +20,10 @@ from .netdevs import read_netdevs
 
 _SYSFS = Path("/sys")
 _NODES = Path("/dev/infiniband")
+_ATTRIBUTE_BYTES_MAX = 4096  # sysfs shows at most a page
 _STATE_ACTIVE = 4  # ibv_port_state
 _EMPTY_GID = bytes(16)
+_EMPTY_GID_TEXT = ":".join(["0000"] * 8)  # as the kernel writes it
 # An InfiniBand port that was given no address yet: the default subnet prefix and nothing behind it.
 _PREFIX_ONLY_GID = b"\xfe\x80" + bytes(14)
 
@@ -185,8 +187,11 @@ def _read_port(folder: Path, number: int) -> PortReport:
 
 
 def _read_gid(port: Path, index: int, link_layer: str) -> GidEntry | None:
+    text = _read(f"{port}/gids/{index}")
+    if text == _EMPTY_GID_TEXT:  # nearly all rows of a table: not worth parsing
+        return None
     try:
-        raw = gid_bytes(_read(port / "gids" / str(index)))
+        raw = gid_bytes(text)
     except ValueError:
         return None
     if raw in (_EMPTY_GID, _PREFIX_ONLY_GID):
@@ -220,11 +225,19 @@ def _entries(folder: Path) -> list[str]:
         return []
 
 
-def _read(file: Path) -> str:
+def _read(file: Path | str) -> str:
+    # Plain system calls: a GID table can have a thousand rows, and a text file object for each
+    # would make opening a node noticeably slow.
     try:
-        return file.read_text(encoding="utf-8", errors="replace").strip()
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
+    try:
+        return os.read(descriptor, _ATTRIBUTE_BYTES_MAX).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
 
 
 def _integer(text: str, default: int) -> int:

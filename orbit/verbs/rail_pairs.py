@@ -1,0 +1,51 @@
+"""Which local rail reaches which remote one, from what both nodes announced.
+
+Pure arithmetic over GIDs, link layers and MTUs. It knows no device and opens nothing.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+
+from ..protocol.messages import RailHint
+
+_PATH_MTUS = (4096, 2048, 1024, 512, 256)
+
+
+def common_prefix_bits(a: str, b: str) -> int:
+    """Leading bits that two GIDs share; 0 for text that is no GID."""
+    try:
+        left, right = int(ipaddress.IPv6Address(a)), int(ipaddress.IPv6Address(b))
+    except ValueError:
+        return 0
+    return 128 - (left ^ right).bit_length()
+
+
+def path_mtu(a: int, b: int) -> int:
+    """The largest path MTU that both ends carry: a larger one loses every long message."""
+    smaller = min(a, b)
+    return next((mtu for mtu in _PATH_MTUS if mtu <= smaller), 256)
+
+
+def is_gid(text: str) -> bool:
+    try:
+        return int(ipaddress.IPv6Address(text)) != 0
+    except ValueError:
+        return False
+
+
+def choose_pair(local: Sequence[RailHint], remote: Sequence[RailHint]) -> tuple[int, int] | None:
+    """Indexes of the pair with the longest common prefix; both sequences are ranked, so that
+    equals go to the better ranked one. None when no pair has the same link layer.
+    """
+    pairs = [
+        (-common_prefix_bits(mine.gid, theirs.gid), i, j)
+        for i, mine in enumerate(local)
+        for j, theirs in enumerate(remote)
+        if mine.link_layer == theirs.link_layer and is_gid(theirs.gid)
+    ]
+    if not pairs:
+        return None
+    _, i, j = min(pairs)
+    return i, j

@@ -1,0 +1,389 @@
+"""The RDMA data path: DataPath over READ arrays and one-use memory windows.
+
+Owns the devices, the arrays of every session, the pinned memory and the table from lease to grant;
+puts the parts together and closes them in order. What a grant may do next is decided by the grant
+machines, what a fetch does next by its caller. The passive side does nothing per byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ..errors import (
+    ClosedError,
+    DeviceError,
+    InternalError,
+    OrbitError,
+    PathFailed,
+    PathUnavailable,
+    PeerLost,
+    Unquiesced,
+)
+from ..memory.budget import Budget
+from ..model import LeaseId, PathName, PathReason
+from ..protocol.binding import GrantRecord
+from ..protocol.descriptor import (
+    Descriptor,
+    DescriptorError,
+    decode_descriptor,
+    encode_descriptor,
+)
+from ..protocol.grants import Done, GrantTimeouts
+from ..protocol.messages import (
+    BulkLostNotice,
+    ConnectBulkRequest,
+    Limits,
+    Message,
+    RailHint,
+)
+from ..transport.interface import (
+    CallHandler,
+    Exposure,
+    Progress,
+    PullReport,
+    Session,
+    Span,
+    Target,
+)
+from .counters import PathCounters, PathStatistics
+from .device import DeviceContext
+from .offload import Offload
+from .read_arrays import ReadArray
+from .registration import PinnedArena
+from .requester import ReadMember, Transfer
+from .retention import Retained
+from .settings import RdmaPathConfig
+from .source import SourceGrant
+from .source_arrays import SourceArrays
+from .targets import PreparedTarget, Targets
+
+_BOUNCE_BYTES_MIN = 1 << 20
+
+
+class RdmaPath:
+    """Made by `opening.open_rdma_path`. All methods belong to one event loop."""
+
+    name = PathName.RDMA
+
+    def __init__(
+        self, devices: Sequence[DeviceContext], config: RdmaPathConfig, offload: Offload
+    ) -> None:
+        self._devices = tuple(devices)
+        self._config = config
+        self._offload = offload
+        self._counters = PathCounters()
+        self._retained = Retained()
+        self._timeouts = GrantTimeouts(
+            bind_s=config.bind_timeout_s,
+            receipt_s=config.receipt_timeout_s,
+            progress_s=config.progress_timeout_s,
+            cancel_s=config.drain_timeout_s,
+            drain_s=config.drain_timeout_s * 2,  # the drain itself, then the windows
+        )
+        budget = Budget(
+            "registered memory", config.registered_bytes_budget, "rdma.registered_bytes_budget"
+        )
+        self.memory = PinnedArena(self._devices, config.arena_bytes, budget)
+        self._bounce = PinnedArena(
+            self._devices, max(_BOUNCE_BYTES_MIN, 4 * config.crossover_bytes), budget
+        )
+        self._targets = Targets(self._bounce, config.crossover_bytes, self._counters)
+        self._sources = SourceArrays(
+            self._devices, config, self._retained, self._counters, self._timeouts
+        )
+        self._reads: dict[bytes, ReadArray] = {}  # by session attempt
+        self._leases: dict[tuple[bytes, LeaseId], SourceGrant] = {}
+        self._generation = 0
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def rails(self) -> tuple[RailHint, ...]:
+        """For this node's hello, best first."""
+        return tuple(device.rail for device in self._devices)
+
+    @property
+    def limits(self) -> Limits:
+        """For this node's hello: what its weakest device can do."""
+        return Limits(
+            rd_atomic=self._weakest("max_init_rd_atomic"),
+            max_dest_rd_atomic=self._weakest("max_rd_atomic"),
+            grants_max=self._config.width * self._config.recv_depth,
+            bulk_width=self._config.width,
+        )
+
+    def availability(self, session: Session) -> PathReason:
+        if self._closing is not None:
+            return PathReason.DRAINING
+        return self._read_array(session).availability()
+
+    async def prepare(self, session: Session) -> PathReason:
+        if self._closing is not None:
+            return PathReason.DRAINING
+        return await self._read_array(session).prepare()
+
+    def handlers(self) -> Mapping[str, CallHandler]:
+        return {
+            ConnectBulkRequest.METHOD: self._on_connect_bulk,
+            BulkLostNotice.METHOD: self._on_bulk_lost,
+        }
+
+    # --- owner ---
+
+    async def expose(
+        self, session: Session, span: Span, lease_id: LeaseId, array: int = 0
+    ) -> Exposure:
+        """One grant over exactly `span`. Raises PathUnavailable; then no key was published."""
+        if self._closing is not None:
+            raise PathUnavailable(PathName.RDMA, PathReason.DRAINING)
+        if span.view.nbytes == 0:
+            return Exposure()  # nothing to read, so no authority
+        key = session.attempt, lease_id
+        if key in self._leases:
+            raise InternalError(f"lease {lease_id} is exposed already")
+        pinned = span.pinned
+        if pinned is None or not isinstance(pinned.arena, PinnedArena):
+            raise PathUnavailable(PathName.RDMA, PathReason.NOT_PINNED)
+        member = self._sources.choose(session, array)
+        region = pinned.arena.region(member.device)
+        if region is None or not 0 < span.view.nbytes <= pinned.view.nbytes:
+            raise PathUnavailable(PathName.RDMA, PathReason.NOT_PINNED, "not in a live arena")
+        self._generation += 1
+        grant = member.expose(lease_id, self._generation, pinned, span.view.nbytes, region.native)
+        self._leases[key] = grant
+        member.queue_pair.lane.nap(grant.published.done, self._config.nap_us)
+        try:
+            await asyncio.shield(grant.published)
+        except asyncio.CancelledError:
+            grant.feed(Done(transferred=False))
+            raise
+        except PathUnavailable:
+            await _quiet(grant.released)  # its window is gone, or listed as retained
+            self._leases.pop(key, None)
+            raise
+        record = grant.record
+        descriptor = Descriptor(record.generation, pinned.address, record.length, grant.window.key)
+        return Exposure(descriptor=encode_descriptor(descriptor), grant=record.encode())
+
+    async def retract(self, session: Session, lease_id: LeaseId, *, transferred: bool) -> None:
+        key = session.attempt, lease_id
+        grant = self._leases.get(key)
+        if grant is None:
+            return
+        grant.member.poll()  # a receipt that has arrived counts
+        grant.feed(Done(transferred))
+        await asyncio.shield(grant.released)
+        self._leases.pop(key, None)
+
+    # --- consumer ---
+
+    async def pull(
+        self,
+        session: Session,
+        exposure: Exposure,
+        lease_id: LeaseId,
+        target: Target,
+        progress: Progress | None = None,
+    ) -> PullReport:
+        """Cancelling hands the grant back, or kills the queue pair, and then raises."""
+        self._counters.pulls += 1
+        if not exposure.descriptor and target.view.nbytes == 0:
+            return PullReport()
+        transfer = self._accept(session, exposure, target)
+        work = asyncio.get_running_loop().create_task(self._run(transfer, target, progress))
+        cancelled = False
+        while not work.done():
+            try:
+                await asyncio.wait([work])
+            except asyncio.CancelledError:
+                cancelled = True
+                transfer.cancel("cancelled by the caller")
+        error = work.exception()
+        if error is not None:
+            self._counters.pulls_failed += 1
+        if cancelled and not isinstance(error, Unquiesced):
+            raise asyncio.CancelledError
+        if isinstance(error, PathFailed) and session.closed:
+            raise PeerLost(str(session.peer), error.detail) from error
+        return work.result()
+
+    # --- the end ---
+
+    async def close_session(self, session: Session) -> None:
+        """Kill the session's queue pairs, both roles. Raises Unquiesced."""
+        array = self._reads.pop(session.attempt, None)
+        ends = [self._sources.close_session(session)]
+        if array is not None:
+            ends.append(array.close(OrbitError("the epoch is over")))
+        results = await asyncio.gather(*ends, return_exceptions=True)
+        for key in [key for key in self._leases if key[0] == session.attempt]:
+            if self._leases[key].ended:
+                del self._leases[key]
+        _raise_first(results)
+
+    async def close(self) -> None:
+        """Arrays, pinned memory, devices, in this order, once. Raises Unquiesced: then the rest
+        is left to the end of the process.
+        """
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    def statistics(self) -> PathStatistics:
+        histories = [device.windows.history for device in self._devices]
+        return PathStatistics(
+            counts=asdict(self._counters),
+            grants_active=self._sources.grants_active,
+            queue_pairs=sum(device.queue_pairs for device in self._devices),
+            windows_parked=sum(len(device.windows.parked) for device in self._devices),
+            window_keys_used=sum(history.keys_used for history in histories),
+            window_keys_remaining=min((h.keys_remaining for h in histories), default=0),
+            registered_bytes=self.memory.registered_bytes + self._bounce.registered_bytes,
+            unknown_completions=sum(d.lanes.unknown_completions for d in self._devices),
+            crossings=self._devices[0].turn.crossings.total if self._devices else 0,
+            retained_bytes=self._retained.nbytes,
+            retained=self._retained.items(),
+        )
+
+    # --- parts ---
+
+    async def _on_connect_bulk(self, session: Session, body: object) -> Message:
+        return await self._sources.connect(session, ConnectBulkRequest.from_wire(body))
+
+    async def _on_bulk_lost(self, session: Session, body: object) -> None:
+        notice = BulkLostNotice.from_wire(body)
+        array = self._reads.get(session.attempt)
+        if array is not None:
+            array.lost_at_source(notice)
+
+    def _read_array(self, session: Session) -> ReadArray:
+        array = self._reads.get(session.attempt)
+        if array is None:
+            array = ReadArray(
+                session,
+                self._devices,
+                self._config,
+                self._retained,
+                self._counters,
+                self._timeouts,
+            )
+            if not session.closed:  # else nobody would close it
+                self._reads[session.attempt] = array
+        return array
+
+    def _accept(self, session: Session, exposure: Exposure, target: Target) -> Transfer:
+        """Check what came with the answer against the connection. Raises PathFailed."""
+        try:
+            descriptor = decode_descriptor(exposure.descriptor)
+            record = GrantRecord.decode(exposure.grant)
+            record.check_descriptor(descriptor)
+        except DescriptorError as error:
+            raise _decode_error(str(error)) from error
+        if record.length != target.view.nbytes:
+            raise _decode_error(f"{record.length} bytes for a target of {target.view.nbytes}")
+        array = self._reads.get(session.attempt)
+        member: ReadMember | None = array.member(record.index) if array is not None else None
+        if member is None:
+            detail = f"member {record.index} of the array is not connected"
+            raise PathFailed(PathName.RDMA, PathReason.GET_FAILED, detail)
+        differing = member.mismatch(record)
+        if differing:
+            raise _decode_error(f"grant of another connection: {', '.join(differing)}")
+        return member.accept(record)
+
+    async def _run(
+        self, transfer: Transfer, target: Target, progress: Progress | None
+    ) -> PullReport:
+        loop = asyncio.get_running_loop()
+        marks = [("start", loop.time())]
+        nbytes = transfer.record.length
+        try:
+            prepared = await self._targets.prepare(transfer.member.device, target, nbytes)
+        except PathFailed as error:
+            transfer.cancel(str(error))
+            await _quiet(transfer.finished)
+            raise
+        marks.append(("target", loop.time()))
+        await self._start(transfer, prepared, progress)
+        try:
+            await asyncio.shield(transfer.finished)
+        except PathFailed:
+            await _let_go(prepared)
+            raise
+        marks.append(("read", loop.time()))
+        copies = prepared.copies
+        prepared.deliver(nbytes)
+        await _let_go(prepared)
+        marks.append(("copy" if copies else "deregister", loop.time()))
+        return PullReport(
+            phases={marks[i][0]: marks[i][1] - marks[i - 1][1] for i in range(1, len(marks))},
+            counts={"bytes": nbytes},
+        )
+
+    async def _start(
+        self, transfer: Transfer, prepared: PreparedTarget, progress: Progress | None
+    ) -> None:
+        """Begin to read as soon as the queue pair has a share; not at all if it ended before."""
+        nbytes, admission = transfer.record.length, transfer.member.admission
+        try:
+            share = admission.acquire_nowait(nbytes)
+            if share is None:
+                waiting = asyncio.ensure_future(admission.acquire(nbytes))
+                either: list[asyncio.Future[Any]] = [waiting, transfer.finished]
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if not waiting.done():
+                    waiting.cancel()
+                    await asyncio.wait({waiting})
+                    return
+                share = waiting.result()
+        except ClosedError:
+            return  # `finished` tells why
+        if not transfer.startable:
+            admission.release(share)
+            return
+        transfer.start(prepared.memory, share, progress)
+        if nbytes <= self._config.nap_bytes_max:
+            lane = transfer.member.queue_pair.lane
+            lane.nap(transfer.finished.done, self._config.nap_us)
+
+    async def _close(self) -> None:
+        cause = OrbitError("the path is closed")
+        arrays, self._reads = list(self._reads.values()), {}
+        ends = [self._sources.close(), *(array.close(cause) for array in arrays)]
+        _raise_first(await asyncio.gather(*ends, return_exceptions=True))
+        try:
+            await self.memory.close()
+            await self._bounce.close()
+            for device in self._devices:
+                await device.close()
+        except (DeviceError, TimeoutError) as error:
+            raise Unquiesced("the RDMA path", self.memory.registered_bytes, str(error)) from error
+        self._leases.clear()
+        self._offload.close()
+
+    def _weakest(self, limit: str) -> int:
+        return min((getattr(d.limits, limit) for d in self._devices), default=0)
+
+
+async def _quiet(future: asyncio.Future[None]) -> None:
+    """Wait for the end, whatever it is."""
+    await asyncio.wait([future])
+
+
+async def _let_go(prepared: PreparedTarget) -> None:
+    # What cannot be deregistered stays registered and held: the device's close tries again.
+    with contextlib.suppress(DeviceError, TimeoutError):
+        await prepared.discard()
+
+
+def _decode_error(detail: str) -> PathFailed:
+    return PathFailed(PathName.RDMA, PathReason.DECODE_ERROR, detail)
+
+
+def _raise_first(results: Sequence[object]) -> None:
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result

@@ -1,0 +1,408 @@
+"""The requester's shell: one queue pair of a READ array at the consumer, and the transfers on it.
+
+It runs one `GrantRequester` machine per transfer and carries out its effects: READs, the fenced
+receipt, and the end of the whole queue pair. It takes no decision about a transfer's life and
+knows nothing of where the target's memory came from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..errors import BusyError, ClosedError, DeviceError, OrbitError, PathFailed, Unquiesced
+from ..model import PathName, PathReason
+from ..protocol.binding import BINDING_BYTES, Direction, GrantRecord
+from ..protocol.grants import (
+    Cancel,
+    Complete,
+    Drained,
+    DrainUnproven,
+    Fail,
+    GrantRequester,
+    GrantTimeouts,
+    KillQueuePair,
+    Piece,
+    Post,
+    PostFailed,
+    QueuePairFailed,
+    ReadFailed,
+    ReadsCompleted,
+    ReceiptCompleted,
+    ReceiptFailed,
+    ReleaseTarget,
+    RequesterEffect,
+    RequesterInput,
+    RequesterState,
+    Retain,
+    RoundPlanner,
+    SessionClosed,
+    Start,
+)
+from ..transport.interface import Progress
+from . import records
+from .admission import SendAdmission, Share
+from .counters import PathCounters
+from .deadline_timer import DeadlineTimer
+from .device import DeviceContext
+from .queue_pair import BulkQueuePair, Posting, QueuePairState, RemoteEnd, completion_error
+from .records import Completion
+from .registration import RegisteredBlock
+from .retention import Retained
+from .source import GrantEnds
+
+_BINDING_STRIDE = 192
+# Send slots beside the shares: a transfer that is given up before it got a share still returns its
+# grant by a receipt.
+_SPARE_SLOTS = 2
+_INLINE_BYTES = BINDING_BYTES
+
+
+# A device writes targets whether or not somebody still holds the path: an event loop that ends in
+# the middle must not free what is being written. The last reference goes when the transfer ends.
+_in_flight: set[Transfer] = set()
+
+
+class LocalMemory:
+    """Where a transfer writes, and what must stay alive meanwhile."""
+
+    __slots__ = ("address", "keep", "lkey")
+
+    def __init__(self, address: int, lkey: int, keep: object) -> None:
+        self.address = address
+        self.lkey = lkey
+        self.keep = keep
+
+
+class Transfer:
+    """One granted range on its way into local memory.
+
+    `finished` ends when nothing can write the target any more (PathFailed), when every byte is
+    there (None), or with Unquiesced. `ended` comes later: the receipt's completion is accounted.
+    """
+
+    def __init__(self, member: ReadMember, record: GrantRecord, timeouts: GrantTimeouts) -> None:
+        self.member = member
+        self.record = record
+        self.memory: LocalMemory | None = None
+        self.progress: Progress | None = None
+        self.share: Share | None = None
+        self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._timeouts = timeouts
+        self._timer = DeadlineTimer(self._on_timer)
+        self._machine = self._new_machine(
+            member.device.config.inflight_bytes, member.device.config.send_depth
+        )
+
+    @property
+    def ended(self) -> bool:
+        return self._machine.ended
+
+    @property
+    def startable(self) -> bool:
+        """Neither started nor given up, and its queue pair lives."""
+        return self._machine.state is RequesterState.READY
+
+    def start(self, memory: LocalMemory, share: Share, progress: Progress | None) -> None:
+        """Begin to read. The share comes back when the transfer has ended."""
+        self.memory, self.share, self.progress = memory, share, progress
+        inflight_bytes = share.inflight_bytes or self.record.length
+        self._machine = self._new_machine(inflight_bytes, share.slots)
+        self.feed(Start())
+
+    def cancel(self, cause: str) -> None:
+        """Give up; `finished` still comes only when the target is out of reach."""
+        if not self.ended:
+            self.feed(Cancel(cause))
+
+    def feed(self, event: RequesterInput) -> None:
+        self._carry_out(self._machine.step(event, self._loop.time()))
+
+    def read_completed(self, completion: Completion, nbytes: int) -> None:
+        if self.ended:
+            return
+        if completion.status != 0:
+            qp_num = self.member.queue_pair.qp_num
+            self.feed(ReadFailed(str(completion_error(completion, qp_num, "read"))))
+            return
+        self.member.counters.read_bytes += nbytes
+        self.feed(ReadsCompleted(1))
+        if self.progress is not None:
+            self.progress(self._machine.planner.completed_bytes)
+
+    def receipt_completed(self, completion: Completion) -> None:
+        if self.ended:
+            return
+        if completion.status == 0:
+            self.feed(ReceiptCompleted())
+        else:
+            qp_num = self.member.queue_pair.qp_num
+            self.feed(ReceiptFailed(str(completion_error(completion, qp_num, "receipt"))))
+
+    def _new_machine(self, inflight_bytes: int, slots: int) -> GrantRequester:
+        planner = RoundPlanner(
+            self.record.length,
+            piece_bytes=self.member.device.config.piece_bytes,
+            inflight_bytes_max=inflight_bytes,
+            send_slots=slots,
+        )
+        return GrantRequester(planner, self._timeouts)
+
+    def _on_timer(self) -> None:
+        self._carry_out(self._machine.on_deadline(self._loop.time()))
+
+    def _carry_out(self, effects: list[RequesterEffect]) -> None:
+        for effect in effects:
+            self._apply(effect)
+        self._timer.arm(self._machine.deadline)
+        if self._machine.ended:
+            self.member.release(self)
+
+    def _apply(self, effect: RequesterEffect) -> None:
+        match effect:
+            case Post(pieces, receipt):
+                self.member.post(self, pieces, receipt=receipt)
+            case Complete():
+                self._let_go()
+                _settle(self.finished)
+            case Fail(cause, _):
+                self._let_go()
+                _settle(self.finished, PathFailed(PathName.RDMA, PathReason.GET_FAILED, cause))
+            case KillQueuePair(cause):
+                self.member.abort(OrbitError(cause))
+            case Retain(cause):
+                self.member.retain(self, cause)
+                _settle(self.finished, Unquiesced("the target", self.record.length, cause))
+            case ReleaseTarget():
+                self.member.retained.remove(self)
+
+    def _let_go(self) -> None:
+        """Nothing writes the target any more, so it need not live as long as the receipt's wait."""
+        if self.memory is not None:
+            self.memory.keep = None
+
+
+class ReadMember:
+    """One queue pair that reads from one source. Made connected by its array; ends by `abort`."""
+
+    def __init__(
+        self,
+        device: DeviceContext,
+        index: int,
+        retained: Retained,
+        counters: PathCounters,
+        timeouts: GrantTimeouts,
+        on_lost: Callable[[ReadMember], None],
+    ) -> None:
+        config = device.config
+        self.device = device
+        self.index = index
+        self.ends: GrantEnds | None = None  # once connected
+        self.queue_pair: BulkQueuePair = device.create_queue_pair(
+            self._queue_pair_failed, _INLINE_BYTES
+        )
+        self.retained = retained
+        self.counters = counters
+        self.admission = SendAdmission(
+            max(2, config.send_depth - _SPARE_SLOTS),
+            config.inflight_bytes,
+            config.piece_bytes,
+            config.nap_bytes_max,
+        )
+        self._bindings: RegisteredBlock | None = None
+        self._free_bindings: list[int] = []
+        self._timeouts = timeouts
+        self._on_lost = on_lost
+        self._transfers: dict[int, Transfer] = {}
+        self._ending: asyncio.Task[None] | None = None
+
+    def __str__(self) -> str:
+        return f"queue pair {self.queue_pair.qp_num} of {self.device.name}"
+
+    @property
+    def ready(self) -> bool:
+        return self.queue_pair.state is QueuePairState.READY
+
+    async def prepare(self) -> None:
+        """Register the buffers that bindings are sent from. Raises DeviceError."""
+        depth = self.device.config.send_depth
+        self._bindings = await RegisteredBlock.open(
+            self.device, depth * _BINDING_STRIDE, records.ACCESS_LOCAL_WRITE
+        )
+        self._free_bindings = [slot * _BINDING_STRIDE for slot in range(depth)]
+
+    async def connect(self, psn: int, remote: RemoteEnd, ends: GrantEnds, timeout_s: float) -> None:
+        """Raises DeviceError, DeadlineExceeded."""
+        self.ends = ends
+        local = self.device.local_end(psn, remote_read=False)
+        await self.queue_pair.connect(local, remote, timeout_s)
+        self.counters.connects += 1
+
+    def mismatch(self, record: GrantRecord) -> tuple[str, ...]:
+        """Fields in which a grant record differs from this connection; empty when it fits."""
+        ends = self.ends
+        if ends is None:
+            return ("connection",)
+        expected = replace(
+            record,
+            source_process=ends.source_process,
+            requester_process=ends.requester_process,
+            source_connection=ends.source_connection,
+            requester_connection=ends.requester_connection,
+            array=ends.array,
+            index=ends.index,
+            source_qpn=ends.source_qpn,
+            requester_qpn=ends.requester_qpn,
+            direction=int(Direction.READ),
+            slice_index=0,
+            slice_count=1,
+        )
+        return record.differences(expected)
+
+    def accept(self, record: GrantRecord) -> Transfer:
+        """A transfer of that grant, not started. From here on it ends with the queue pair."""
+        if not self.ready:
+            raise ClosedError(str(self))
+        transfer = Transfer(self, record, self._timeouts)
+        self._transfers[id(transfer)] = transfer
+        _in_flight.add(transfer)
+        return transfer
+
+    def abort(self, cause: OrbitError) -> None:
+        """Kill the queue pair: every transfer on it ends, by proof or retained. Idempotent."""
+        self.queue_pair.fail(cause)  # calls back into _queue_pair_failed
+        self._start_ending(cause)
+
+    def close_session(self, cause: OrbitError) -> None:
+        """The epoch is over: as `abort`, and completed transfers stop waiting for receipts."""
+        for transfer in list(self._transfers.values()):
+            transfer.feed(SessionClosed())
+        self.abort(cause)
+
+    async def wait_closed(self) -> None:
+        """After `abort`: until everything of it is gone. Raises Unquiesced."""
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+
+    # --- effects of the machines ---
+
+    def post(self, transfer: Transfer, pieces: tuple[Piece, ...], *, receipt: bool) -> None:
+        try:
+            postings = [self._read(transfer, piece) for piece in pieces]
+            if receipt:
+                postings.append(self._receipt(transfer))
+            self.queue_pair.post_send(postings)
+        except (BusyError, ClosedError, DeviceError) as error:
+            if not transfer.ended:
+                transfer.feed(PostFailed(str(error)))
+            return
+        self.counters.reads += len(pieces)
+        self.counters.receipts_sent += receipt
+
+    def release(self, transfer: Transfer) -> None:
+        """The transfer has ended."""
+        self._transfers.pop(id(transfer), None)
+        _in_flight.discard(transfer)
+        self.retained.remove(transfer)
+        share, transfer.share = transfer.share, None
+        if share is not None:
+            self.admission.release(share)
+
+    def retain(self, transfer: Transfer, cause: str) -> None:
+        now = asyncio.get_running_loop().time()
+        self.retained.add(transfer, f"target on {self}", transfer.record.length, cause, now)
+
+    def _read(self, transfer: Transfer, piece: Piece) -> Posting:
+        record, memory = transfer.record, transfer.memory
+        if memory is None:
+            raise ClosedError("a transfer without a target")
+
+        def pack(wr_id: int) -> bytes:
+            return records.pack_read(
+                wr_id,
+                memory.address + piece.offset,
+                memory.lkey,
+                piece.nbytes,
+                record.address + piece.offset,
+                record.key,
+            )
+
+        return Posting("read", pack, lambda c: transfer.read_completed(c, piece.nbytes))
+
+    def _receipt(self, transfer: Transfer) -> Posting:
+        """The binding leaves inline where the device granted that, else from registered memory."""
+        block, ends = self._bindings, self.ends
+        if block is None or ends is None or not self._free_bindings:
+            raise BusyError("no buffer for a receipt")
+        offset = self._free_bindings.pop()
+        block.view[offset : offset + BINDING_BYTES] = transfer.record.binding().encode(
+            ends.session_key
+        )
+        flags = records.SIGNALED | records.FENCE
+        if self.queue_pair.inline_bytes >= BINDING_BYTES:
+            flags |= records.INLINE
+
+        def pack(wr_id: int) -> bytes:
+            return records.pack_send_with_inv(
+                wr_id, block.address + offset, block.lkey, BINDING_BYTES, transfer.record.key, flags
+            )
+
+        def completed(completion: Completion) -> None:
+            self._free_bindings.append(offset)
+            transfer.receipt_completed(completion)
+
+        return Posting("receipt", pack, completed)
+
+    # --- what the device says ---
+
+    def _queue_pair_failed(self, cause: OrbitError) -> None:
+        for transfer in list(self._transfers.values()):
+            transfer.feed(QueuePairFailed(str(cause)))
+        self._start_ending(cause)
+
+    def _start_ending(self, cause: OrbitError) -> None:
+        if self._ending is None:
+            self.counters.aborts += 1
+            self.admission.close()
+            self._ending = asyncio.get_running_loop().create_task(self._end(cause))
+            self._ending.add_done_callback(_take_exception)
+            self._on_lost(self)
+
+    async def _end(self, cause: OrbitError) -> None:
+        try:
+            await self.queue_pair.drain(cause)
+        except Unquiesced as error:
+            for transfer in list(self._transfers.values()):
+                transfer.feed(DrainUnproven(error.cause))
+            self._retain_self(error.cause)
+            raise
+        for transfer in list(self._transfers.values()):
+            transfer.feed(Drained())
+        try:
+            await self.device.destroy_queue_pair(self.queue_pair)
+            if self._bindings is not None:
+                await self._bindings.close()
+        except (DeviceError, TimeoutError) as error:
+            self._retain_self(str(error))
+            raise Unquiesced(str(self), 0, str(error)) from error
+
+    def _retain_self(self, cause: str) -> None:
+        now = asyncio.get_running_loop().time()
+        self.retained.add(self, str(self), 0, cause, now)
+
+
+def _settle(future: asyncio.Future[None], error: OrbitError | None = None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+        future.exception()  # seen: nobody may be waiting
+
+
+def _take_exception(future: asyncio.Future[None]) -> None:
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,399 @@
+"""The source's shell: one queue pair of a READ array at the owner, and the grants on it.
+
+It runs one `GrantSource` machine per grant and carries out its effects: binds, receives, window
+frees, and the abort of the whole queue pair. It takes no decision about a grant's life. Receipts
+are matched by the invalidated key and all 141 bytes, never by the buffer they arrive in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import BusyError, ClosedError, DeviceError, OrbitError, PathUnavailable, Unquiesced
+from ..model import LeaseId, PathName
+from ..protocol.binding import BINDING_BYTES, BindingError, GrantRecord, verify_binding
+from ..protocol.grants import (
+    Bind,
+    BindCompleted,
+    BindFailed,
+    BindRefused,
+    Drained,
+    DrainUnproven,
+    FailExposure,
+    FreeWindow,
+    GrantSource,
+    GrantTimeouts,
+    KillQueuePair,
+    PostBind,
+    PostReceive,
+    Publish,
+    QueuePairFailed,
+    Receipt,
+    ReceivePosted,
+    ReceiveRefused,
+    RecycleWindow,
+    ReleaseMemory,
+    Retain,
+    SessionClosed,
+    SourceEffect,
+    SourceInput,
+    WindowFreed,
+    WindowFreeFailed,
+)
+from ..transport.interface import PinnedBuffer
+from . import records
+from .counters import PathCounters
+from .deadline_timer import DeadlineTimer
+from .device import DeviceContext
+from .queue_pair import BulkQueuePair, Posting, QueuePairState, RemoteEnd, completion_error
+from .records import Completion
+from .registration import RegisteredBlock
+from .retention import Retained
+from .windows import FreshWindow, WindowPool
+
+logger = logging.getLogger("orbit.verbs")
+
+_RECEIVE_STRIDE = 192  # a binding of 141 bytes, on its own cache lines
+
+
+@dataclass(frozen=True, slots=True)
+class GrantEnds:
+    """The fields of a grant record that one connected queue pair fixes, and the epoch's key."""
+
+    source_process: bytes
+    requester_process: bytes
+    source_connection: bytes
+    requester_connection: bytes
+    array: int
+    index: int
+    source_qpn: int
+    requester_qpn: int
+    session_key: bytes
+
+    def record(
+        self, lease_id: LeaseId, generation: int, address: int, length: int, key: int
+    ) -> GrantRecord:
+        return GrantRecord(
+            source_process=self.source_process,
+            requester_process=self.requester_process,
+            source_connection=self.source_connection,
+            requester_connection=self.requester_connection,
+            request_id=struct.pack(">QQ", lease_id, generation),
+            array=self.array,
+            index=self.index,
+            source_qpn=self.source_qpn,
+            requester_qpn=self.requester_qpn,
+            generation=generation,
+            address=address,
+            length=length,
+            key=key,
+        )
+
+
+class SourceGrant:
+    """One grant: its machine, its window, and the futures that its effects settle."""
+
+    def __init__(
+        self,
+        member: SourceMember,
+        record: GrantRecord,
+        window: FreshWindow,
+        pinned: PinnedBuffer,
+        parent: int,
+        timeouts: GrantTimeouts,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.member = member
+        self.record = record
+        self.window = window
+        self.pinned = pinned  # the memory outlives the grant
+        self.parent = parent  # native registration that the window is bound in
+        self.published: asyncio.Future[None] = loop.create_future()
+        self.released: asyncio.Future[None] = loop.create_future()
+        self._machine = GrantSource(timeouts)
+        self._loop = loop
+        self._timer = DeadlineTimer(self._on_timer)
+
+    @property
+    def ended(self) -> bool:
+        return self._machine.ended
+
+    def feed(self, event: SourceInput) -> None:
+        self._carry_out(self._machine.step(event, self._loop.time()))
+
+    def _on_timer(self) -> None:
+        self._carry_out(self._machine.on_deadline(self._loop.time()))
+
+    def _carry_out(self, effects: list[SourceEffect]) -> None:
+        for effect in effects:
+            self._apply(effect)
+        self._timer.arm(self._machine.deadline)
+
+    def _apply(self, effect: SourceEffect) -> None:
+        match effect:
+            case PostBind():
+                self.member.post_bind(self)
+            case PostReceive():
+                self.member.post_receive(self)
+            case Publish():
+                _settle(self.published)
+            case FailExposure(reason, cause):
+                _settle(self.published, PathUnavailable(PathName.RDMA, reason, cause))
+            case RecycleWindow():
+                self.member.recycle_window(self)
+            case FreeWindow():
+                self.member.free_window(self)
+            case KillQueuePair(cause):
+                self.member.abort(OrbitError(cause))
+            case ReleaseMemory():
+                self.member.remove(self)
+                _settle(self.released)
+            case Retain(cause):
+                self.member.retain(self, cause)
+                _settle(
+                    self.released,
+                    Unquiesced(f"lease on {self.member}", self.record.length, cause),
+                )
+
+
+class SourceMember:
+    """One queue pair that serves one requester. Made by `open`; ends by `abort`."""
+
+    def __init__(
+        self,
+        device: DeviceContext,
+        retained: Retained,
+        counters: PathCounters,
+        timeouts: GrantTimeouts,
+        on_lost: Callable[[SourceMember], None],
+    ) -> None:
+        self.device = device
+        self.ends: GrantEnds | None = None  # once connected
+        self.queue_pair: BulkQueuePair = device.create_queue_pair(self._queue_pair_failed)
+        self._windows: WindowPool = device.window_pool()
+        self._receives: RegisteredBlock | None = None
+        self._free_receives: list[int] = []
+        self._retained = retained
+        self._counters = counters
+        self._timeouts = timeouts
+        self._on_lost = on_lost
+        self._grants: dict[int, SourceGrant] = {}  # by id; every grant that has not ended
+        self._by_key: dict[int, SourceGrant] = {}  # receipt not seen yet
+        self._ending: asyncio.Task[None] | None = None
+
+    def __str__(self) -> str:
+        return f"queue pair {self.queue_pair.qp_num} of {self.device.name}"
+
+    @property
+    def ready(self) -> bool:
+        return self.queue_pair.state is QueuePairState.READY
+
+    @property
+    def load(self) -> int:
+        return len(self._grants)
+
+    @property
+    def has_room(self) -> bool:
+        """For one more grant: a send slot for its bind and a receive for its receipt."""
+        return self.ready and self.queue_pair.send_free > 0 and bool(self._free_receives)
+
+    async def prepare(self) -> None:
+        """Register the receive buffers. Raises DeviceError."""
+        depth = self.device.config.recv_depth
+        self._receives = await RegisteredBlock.open(
+            self.device, depth * _RECEIVE_STRIDE, records.ACCESS_LOCAL_WRITE
+        )
+        self._free_receives = [slot * _RECEIVE_STRIDE for slot in range(depth)]
+
+    async def connect(self, psn: int, remote: RemoteEnd, ends: GrantEnds, timeout_s: float) -> None:
+        """Raises DeviceError, DeadlineExceeded."""
+        self.ends = ends
+        local = self.device.local_end(psn, remote_read=True)
+        await self.queue_pair.connect(local, remote, timeout_s)
+        self._counters.connects += 1
+
+    def expose(
+        self, lease_id: LeaseId, generation: int, pinned: PinnedBuffer, length: int, parent: int
+    ) -> SourceGrant:
+        """Begin a grant over `length` bytes of `pinned`. Raises PathUnavailable."""
+        if self.ends is None:
+            raise ClosedError(str(self))
+        window = self._windows.take()
+        record = self.ends.record(lease_id, generation, pinned.address, length, window.key)
+        grant = SourceGrant(self, record, window, pinned, parent, self._timeouts)
+        self._grants[id(grant)] = grant
+        self._by_key[window.key] = grant
+        self._counters.grants += 1
+        grant.feed(Bind())
+        return grant
+
+    def poll(self) -> None:
+        """Take in what has completed already."""
+        self.queue_pair.lane.poll()
+
+    def abort(self, cause: OrbitError) -> None:
+        """Kill the queue pair: every grant on it ends, by proof or retained. Idempotent."""
+        self.queue_pair.fail(cause)  # calls back into _queue_pair_failed
+        self._start_ending(cause)
+
+    def close_session(self, cause: OrbitError) -> None:
+        """The epoch is over: as `abort`, and grants with a receipt stop waiting for DONE."""
+        for grant in list(self._grants.values()):
+            grant.feed(SessionClosed())
+        self.abort(cause)
+
+    async def wait_closed(self) -> None:
+        """After `abort`: until everything of it is gone. Raises Unquiesced."""
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+
+    # --- effects of the machines ---
+
+    def post_bind(self, grant: SourceGrant) -> None:
+        def pack(wr_id: int) -> bytes:
+            return records.pack_bind(
+                wr_id,
+                grant.window.window.native,
+                grant.parent,
+                grant.record.address,
+                grant.record.length,
+                grant.record.key,
+                records.WINDOW_READ,
+            )
+
+        def bound(completion: Completion) -> None:
+            if completion.status == 0:
+                # The next bind of this window starts from the key that the object holds.
+                self.device.turn.set_window_key(grant.window.window.native, grant.record.key)
+                grant.feed(BindCompleted())
+            else:
+                error = completion_error(completion, self.queue_pair.qp_num, "bind")
+                grant.feed(BindFailed(str(error)))
+
+        try:
+            self.queue_pair.post_send([Posting("bind", pack, bound)])
+        except (BusyError, ClosedError) as error:
+            grant.feed(BindRefused(str(error)))
+        except DeviceError as error:
+            grant.feed(BindFailed(str(error)))
+        else:
+            self._counters.binds += 1
+
+    def post_receive(self, grant: SourceGrant) -> None:
+        if self._receives is None or not self._free_receives:
+            grant.feed(ReceiveRefused("no receive buffer is free"))
+            return
+        block, offset = self._receives, self._free_receives.pop()
+
+        def pack(wr_id: int) -> bytes:
+            # Exactly a binding's length: a longer message is a length error and kills the pair.
+            return records.pack_recv(wr_id, block.address + offset, BINDING_BYTES, block.lkey)
+
+        def received(completion: Completion) -> None:
+            data = bytes(block.view[offset : offset + BINDING_BYTES])
+            self._free_receives.append(offset)
+            if completion.status == 0:
+                self._receipt(completion, data)
+
+        try:
+            self.queue_pair.post_recv([Posting("receive", pack, received)])
+        except (BusyError, ClosedError, DeviceError) as error:
+            grant.feed(ReceiveRefused(str(error)))
+        else:
+            grant.feed(ReceivePosted())
+
+    def recycle_window(self, grant: SourceGrant) -> None:
+        self._by_key.pop(grant.record.key, None)
+        self._windows.give_back(grant.window)
+
+    def free_window(self, grant: SourceGrant) -> None:
+        self._by_key.pop(grant.record.key, None)
+        try:
+            self._windows.free(grant.window)
+        except DeviceError as error:
+            grant.feed(WindowFreeFailed(str(error)))
+        else:
+            grant.feed(WindowFreed())
+
+    def remove(self, grant: SourceGrant) -> None:
+        self._grants.pop(id(grant), None)
+        self._by_key.pop(grant.record.key, None)
+        self._retained.remove(grant)
+
+    def retain(self, grant: SourceGrant, cause: str) -> None:
+        now = asyncio.get_running_loop().time()
+        self._retained.add(grant, f"grant on {self}", grant.record.length, cause, now)
+
+    # --- what the device says ---
+
+    def _receipt(self, completion: Completion, data: bytes) -> None:
+        grant = self._by_key.pop(completion.invalidated, None)
+        if grant is None or self.ends is None:
+            self.abort(OrbitError("a receipt for no grant of this queue pair"))
+            return
+        matches = completion.byte_len == BINDING_BYTES
+        try:
+            verify_binding(data, grant.record.binding(), self.ends.session_key)
+        except BindingError as error:
+            logger.warning("%s: receipt refused: %s", self, error)
+            matches = False
+        if matches:
+            self._counters.receipts += 1
+        grant.feed(Receipt(matches))
+
+    def _queue_pair_failed(self, cause: OrbitError) -> None:
+        for grant in list(self._grants.values()):
+            grant.feed(QueuePairFailed(str(cause)))
+        self._start_ending(cause)
+
+    def _start_ending(self, cause: OrbitError) -> None:
+        if self._ending is None:
+            self._counters.aborts += 1
+            self._ending = asyncio.get_running_loop().create_task(self._end(cause))
+            self._ending.add_done_callback(_take_exception)
+            self._on_lost(self)
+
+    async def _end(self, cause: OrbitError) -> None:
+        """ERR and drain; then the windows; then the queue pair. In this order, or an rxe kernel
+        waits 50 s in the destroy.
+        """
+        try:
+            await self.queue_pair.drain(cause)
+        except Unquiesced as error:
+            for grant in list(self._grants.values()):
+                grant.feed(DrainUnproven(error.cause))
+            self._retain_self(error.cause)
+            raise
+        for grant in list(self._grants.values()):
+            grant.feed(Drained())
+        try:
+            self._windows.close()
+            await self.device.destroy_queue_pair(self.queue_pair)
+            if self._receives is not None:
+                await self._receives.close()
+        except (DeviceError, TimeoutError) as error:
+            self._retain_self(str(error))
+            raise Unquiesced(str(self), 0, str(error)) from error
+
+    def _retain_self(self, cause: str) -> None:
+        now = asyncio.get_running_loop().time()
+        self._retained.add(self, str(self), 0, cause, now)
+
+
+def _settle(future: asyncio.Future[None], error: OrbitError | None = None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+        future.exception()  # seen: nobody may be waiting
+
+
+def _take_exception(future: asyncio.Future[None]) -> None:
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,307 @@
+"""READ arrays at their source: which queue pairs serve which requester.
+
+Answers `connect_bulk`, keeps the limits, picks the member for a grant and tells the requester when
+one is gone. It knows grants only by their number per queue pair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Sequence
+
+from ..errors import DeviceError, OrbitError, PathUnavailable, PeerRefused, Unquiesced
+from ..model import Incarnation, PathName, PathReason, PeerIdentity, WorkerId
+from ..protocol.binding import process_id
+from ..protocol.grants import GrantTimeouts
+from ..protocol.messages import (
+    BulkLostNotice,
+    BulkMember,
+    ConnectBulkReply,
+    ConnectBulkRequest,
+)
+from ..transport.interface import Session
+from .counters import PathCounters
+from .device import DeviceContext
+from .queue_pair import RemoteEnd
+from .rail_pairs import is_gid, path_mtu
+from .retention import Retained
+from .settings import RdmaPathConfig
+from .source import GrantEnds, SourceMember
+
+MEMBERS_MAX = 16  # of one array; a requester that asks for more is refused
+_QPN_MAX = 0xFF_FFFF
+
+
+class SourceArray:
+    """One requester's array. `attempt` rises with every connect; older ones are refused."""
+
+    def __init__(self, session: Session, array_id: int, device: DeviceContext) -> None:
+        self.session = session
+        self.array_id = array_id
+        self.device = device
+        self.attempt = 0
+        self.members: dict[int, SourceMember] = {}
+        self.connecting = asyncio.Lock()
+        self.closed = False
+        self.last_used = 0.0  # the loop's clock
+
+    @property
+    def idle(self) -> bool:
+        """Its queue pairs could go without anybody noticing."""
+        busy = self.connecting.locked() or any(m.load for m in self.members.values())
+        return bool(self.members) and not busy
+
+
+class SourceArrays:
+    """All arrays that this node serves."""
+
+    def __init__(
+        self,
+        devices: Sequence[DeviceContext],
+        config: RdmaPathConfig,
+        retained: Retained,
+        counters: PathCounters,
+        timeouts: GrantTimeouts,
+    ) -> None:
+        self._devices = tuple(devices)
+        self._config = config
+        self._retained = retained
+        self._counters = counters
+        self._timeouts = timeouts
+        self._arrays: dict[tuple[bytes, int], SourceArray] = {}
+        self._ending: set[SourceMember] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @property
+    def grants_active(self) -> int:
+        return sum(m.load for array in self._arrays.values() for m in array.members.values())
+
+    @property
+    def endpoints(self) -> int:
+        alive = sum(len(array.members) for array in self._arrays.values())
+        return alive + len(self._ending)
+
+    def choose(self, session: Session, array_id: int) -> SourceMember:
+        """The least loaded member with room. Raises PathUnavailable."""
+        array = self._arrays.get((session.attempt, array_id))
+        ready = [m for m in array.members.values() if m.ready] if array is not None else []
+        if not ready:
+            raise PathUnavailable(
+                PathName.RDMA, PathReason.CONNECT_FAILED, f"array {array_id} is not connected"
+            )
+        if array is not None:
+            array.last_used = asyncio.get_running_loop().time()
+        for member in ready:
+            member.poll()  # receipts that have arrived make room
+        free = [member for member in ready if member.has_room]
+        if not free:
+            raise PathUnavailable(
+                PathName.RDMA,
+                PathReason.WINDOWS_BUSY,
+                f"{sum(m.load for m in ready)} grants outstanding",
+            )
+        return min(free, key=lambda member: member.load)
+
+    async def connect(self, session: Session, request: ConnectBulkRequest) -> ConnectBulkReply:
+        """Build the asked members and connect them; members that they replace are ended first.
+        Raises PeerRefused.
+        """
+        device = self._check(session, request)
+        array = self._find_or_make(session, request, device)
+        async with array.connecting:
+            if request.attempt <= array.attempt:
+                raise PeerRefused("stale_attempt", f"attempt {request.attempt}")
+            array.attempt = request.attempt
+            await self._replace(array, request)
+            self._check_open(session, array)
+            return await self._build(array, request)
+
+    async def close_session(self, session: Session) -> None:
+        """End every array of it. Raises Unquiesced (the first, after all were tried)."""
+        arrays = [self._arrays.pop(key) for key in list(self._arrays) if key[0] == session.attempt]
+        await self._end(arrays, OrbitError("the epoch is over"))
+
+    async def close(self) -> None:
+        self._closed = True
+        arrays, self._arrays = list(self._arrays.values()), {}
+        await self._end(arrays, OrbitError("the path is closed"))
+
+    async def _end(self, arrays: Sequence[SourceArray], cause: OrbitError) -> None:
+        members = [m for array in arrays for m in array.members.values()]
+        for array in arrays:
+            array.closed = True
+        for member in members:
+            member.close_session(cause)
+        for array in arrays:
+            async with array.connecting:  # a connect in progress sees the end and cleans up
+                pass
+        await self._wait([*members, *self._ending])
+
+    async def _wait(self, members: Sequence[SourceMember]) -> None:
+        failure: Unquiesced | None = None
+        for member in members:
+            try:
+                await member.wait_closed()
+            except Unquiesced as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _check(self, session: Session, request: ConnectBulkRequest) -> DeviceContext:
+        self._check_open(session)
+        indexes = {member.index for member in request.members}
+        if not 0 < len(request.members) <= MEMBERS_MAX or len(indexes) != len(request.members):
+            raise PeerRefused("bad_request", f"{len(request.members)} members")
+        if max(indexes) >= MEMBERS_MAX or len(request.connection) != 16:
+            raise PeerRefused("bad_request", "member index or connection id")
+        if any(m.qpn > _QPN_MAX or m.psn > _QPN_MAX for m in request.members):
+            raise PeerRefused("bad_request", "a queue-pair number has 24 bits")
+        if not is_gid(request.rail.gid) or request.rd_atomic < 1:
+            raise PeerRefused("bad_request", "rail or rd_atomic")
+        for device in self._devices:
+            if device.rail.gid == request.source_gid:
+                return device
+        raise PeerRefused("no_rail", f"this node has no rail {request.source_gid[:64]}")
+
+    def _check_open(self, session: Session, array: SourceArray | None = None) -> None:
+        if self._closed or session.closed or (array is not None and array.closed):
+            raise PeerRefused("closing")
+
+    def _find_or_make(
+        self, session: Session, request: ConnectBulkRequest, device: DeviceContext
+    ) -> SourceArray:
+        key = session.attempt, request.array
+        array = self._arrays.get(key)
+        if array is None:
+            count = sum(1 for attempt, _ in self._arrays if attempt == session.attempt)
+            if count >= self._config.arrays_per_session_max:
+                raise PeerRefused("busy", f"{count} arrays to one peer")
+            array = self._arrays[key] = SourceArray(session, request.array, device)
+        elif array.device is not device:
+            raise PeerRefused("bad_request", "the array is on another rail")
+        return array
+
+    async def _replace(self, array: SourceArray, request: ConnectBulkRequest) -> None:
+        old = [array.members.pop(m.index) for m in request.members if m.index in array.members]
+        for member in old:
+            member.abort(OrbitError("replaced by a newer connection of the requester"))
+        # What is retained is listed; the new members do not depend on it.
+        with contextlib.suppress(Unquiesced):
+            await self._wait(old)
+        await self._make_room(len(request.members), array)
+
+    async def _make_room(self, count: int, asking: SourceArray) -> None:
+        """End idle arrays, the longest unused first, until `count` queue pairs fit."""
+        while self.endpoints + count > self._config.endpoints_max:
+            idle = [a for a in self._arrays.values() if a is not asking and a.idle]
+            if not idle:
+                raise PeerRefused("busy", f"{self.endpoints} queue pairs in use")
+            victims = list(min(idle, key=lambda a: a.last_used).members.values())
+            for member in victims:
+                member.abort(OrbitError("evicted: other peers needed the queue pairs"))
+            with contextlib.suppress(Unquiesced):
+                await self._wait(victims)
+            self._ending.difference_update(victims)
+
+    async def _build(self, array: SourceArray, request: ConnectBulkRequest) -> ConnectBulkReply:
+        connection = secrets.token_bytes(16)
+        device = array.device
+        rd_atomic = min(
+            request.rd_atomic, self._config.rd_atomic, max(1, device.limits.max_rd_atomic)
+        )
+        built: list[tuple[BulkMember, SourceMember]] = []
+        try:
+            for theirs in request.members:
+                member = SourceMember(
+                    device,
+                    self._retained,
+                    self._counters,
+                    self._timeouts,
+                    lambda lost: self._lost(array, lost),
+                )
+                mine = BulkMember(
+                    theirs.index, member.queue_pair.qp_num, secrets.randbelow(1 << 24)
+                )
+                built.append((mine, member))
+                await member.prepare()
+                self._check_open(array.session, array)
+                remote = RemoteEnd(
+                    gid=request.rail.gid,
+                    lid=request.rail.lid,
+                    qpn=theirs.qpn,
+                    psn=theirs.psn,
+                    path_mtu=path_mtu(device.rail.mtu, request.rail.mtu),
+                    rd_atomic=rd_atomic,
+                    link_layer=device.rail.link_layer,
+                )
+                ends = self._ends(array.session, request, connection, mine, theirs)
+                await member.connect(mine.psn, remote, ends, self._config.connect_timeout_s)
+            self._check_open(array.session, array)
+        except BaseException as error:
+            self._counters.connect_failures += 1
+            cause = error if isinstance(error, OrbitError) else OrbitError("the dial was given up")
+            for _, member in built:
+                member.abort(cause)
+            if isinstance(error, DeviceError | TimeoutError):
+                raise PeerRefused("device_failed", str(error)) from error
+            raise
+        array.members.update({mine.index: member for mine, member in built})
+        array.last_used = asyncio.get_running_loop().time()
+        return ConnectBulkReply(
+            rail=device.rail,
+            members=tuple(mine for mine, _ in built),
+            rd_atomic=rd_atomic,
+            connection=connection,
+        )
+
+    def _ends(
+        self,
+        session: Session,
+        request: ConnectBulkRequest,
+        connection: bytes,
+        mine: BulkMember,
+        theirs: BulkMember,
+    ) -> GrantEnds:
+        return GrantEnds(
+            source_process=local_process(session),
+            requester_process=process_id(session.peer),
+            source_connection=connection,
+            requester_connection=request.connection,
+            array=request.array,
+            index=mine.index,
+            source_qpn=mine.qpn,
+            requester_qpn=theirs.qpn,
+            session_key=session.key,
+        )
+
+    def _lost(self, array: SourceArray, member: SourceMember) -> None:
+        """A member failed or was ended: tell the requester, and keep it until it is gone."""
+        self._ending.add(member)
+        ending = asyncio.get_running_loop().create_task(self._forget(member))
+        self._tasks.add(ending)
+        ending.add_done_callback(self._tasks.discard)
+        ends = member.ends
+        if ends is None or array.members.get(ends.index) is not member:
+            return
+        del array.members[ends.index]
+        if not array.session.closed:
+            array.session.notify(
+                BulkLostNotice(array.array_id, ends.source_connection, (ends.index,))
+            )
+
+    async def _forget(self, member: SourceMember) -> None:
+        try:
+            await member.wait_closed()
+        except Unquiesced:
+            pass  # listed among the retained
+        finally:
+            self._ending.discard(member)
+
+
+def local_process(session: Session) -> bytes:
+    """This node's id in grant records of that session."""
+    hello = session.local_hello
+    return process_id(PeerIdentity(WorkerId(hello.worker_id), Incarnation(hello.incarnation)))

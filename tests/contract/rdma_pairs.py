@@ -1,0 +1,223 @@
+"""Two RDMA paths joined by one epoch without a control connection: over the scripted fabric, or
+over any two rails of real devices. And one payload on its way between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from orbit.errors import PathFailed
+from orbit.model import LeaseId, PathReason
+from orbit.protocol.binding import GrantRecord
+from orbit.protocol.descriptor import Descriptor, encode_descriptor
+from orbit.protocol.messages import Message, RailHint
+from orbit.testing.pattern import pattern
+from orbit.testing.sessions import StubSession
+from orbit.transport.interface import Exposure, Span, Target
+from orbit.verbs.opening import open_rdma_path
+from orbit.verbs.provider import Provider
+from orbit.verbs.rdma_path import RdmaPath
+from orbit.verbs.scripted import ScriptedDevice, ScriptedFabric, ScriptedProvider
+from orbit.verbs.settings import RdmaPathConfig
+
+QUICK = RdmaPathConfig(
+    arena_bytes=24 << 20,
+    connect_backoff_s=0.05,
+    receipt_timeout_s=0.5,
+    bind_timeout_s=0.5,
+    drain_timeout_s=0.5,
+    progress_timeout_s=1.0,
+)
+UNWRITTEN = b"\xa5"
+
+
+class NotifyingSession(StubSession):
+    """A StubSession whose notifications arrive, too."""
+
+    def __init__(self, number: int, *, dialer: bool) -> None:
+        super().__init__(number, dialer=dialer)
+        self.other: StubSession = self
+        self._arriving: set[asyncio.Future[Message | None]] = set()
+
+    def connect(self, other: StubSession) -> None:
+        super().connect(other)
+        self.other = other
+        if isinstance(other, NotifyingSession):
+            other.other = self
+
+    def notify(self, request: Message) -> None:
+        method: str = getattr(request, "METHOD", "")
+        handler = self.other.handlers.get(method)
+        if handler is not None and not self.closed:
+            arriving = asyncio.ensure_future(handler(self.other, request.to_wire()))
+            self._arriving.add(arriving)
+            arriving.add_done_callback(self._arriving.discard)
+
+
+@dataclass(eq=False)
+class PathPair:
+    """An owner and a consumer, as the contract suite wants them."""
+
+    owner: RdmaPath
+    consumer: RdmaPath
+    owner_session: NotifyingSession
+    consumer_session: NotifyingSession
+    pinned_targets: bool
+    big_bytes: int = 8 << 20
+
+    def allocate_source(self, nbytes: int) -> Target:
+        return self._allocate(self.owner, nbytes)
+
+    def allocate_target(self, nbytes: int) -> Target:
+        if self.pinned_targets:
+            return self._allocate(self.consumer, nbytes)
+        return Target(memoryview(bytearray(nbytes)))
+
+    def _allocate(self, path: RdmaPath, nbytes: int) -> Target:
+        buffer = path.memory.allocate_nowait(nbytes)
+        return Target(buffer.view, buffer)
+
+    def free(self, memory: Target) -> None:
+        if memory.pinned is not None:
+            arena = memory.pinned.arena
+            arena.free(memory.pinned)  # type: ignore[attr-defined]
+
+    async def kill_owner(self) -> None:
+        self.owner_session.close()
+        await self.owner.close()
+
+
+@dataclass(eq=False)
+class ScriptedPair(PathPair):
+    """The owner sits on the fake device `a`, the consumer on `b`."""
+
+    a: ScriptedDevice = None  # type: ignore[assignment]
+    b: ScriptedDevice = None  # type: ignore[assignment]
+
+
+class Get:
+    """One payload on its way: the owner's bytes, and a target at the consumer."""
+
+    def __init__(self, pair: PathPair, nbytes: int, lease: int = 1, *, room: int = 0) -> None:
+        self.pair = pair
+        self.lease = LeaseId(lease)
+        self.payload = pattern(nbytes, lease)
+        # A page of other data around the span: what a window must not open.
+        self.memory = pair.owner.memory.allocate_nowait(nbytes + 8192)
+        self.memory.view[:] = b"S" * len(self.memory.view)
+        begin = 4096
+        self.memory.view[begin : begin + nbytes] = self.payload
+        pinned = replace(
+            self.memory,
+            view=self.memory.view[begin : begin + nbytes],
+            address=type(self.memory.address)(self.memory.address + begin),
+        )
+        self.span = Span(pinned.view, pinned)
+        self.buffer = bytearray(UNWRITTEN * (nbytes + room))
+        self.target = Target(memoryview(self.buffer))
+
+    @property
+    def untouched(self) -> bool:
+        return self.buffer == UNWRITTEN * len(self.buffer)
+
+    async def expose(self) -> Exposure:
+        return await self.pair.owner.expose(self.pair.owner_session, self.span, self.lease)
+
+    async def pull(self, exposure: Exposure) -> None:
+        session = self.pair.consumer_session
+        await self.pair.consumer.pull(session, exposure, self.lease, self.target)
+
+    async def retract(self, *, transferred: bool = True) -> None:
+        session = self.pair.owner_session
+        await self.pair.owner.retract(session, self.lease, transferred=transferred)
+        self.pair.owner.memory.free(self.memory)
+
+    async def run(self) -> None:
+        await self.pull(await self.expose())
+        assert self.buffer == self.payload
+        await self.retract()
+
+    async def fails(self, exposure: Exposure, reason: PathReason) -> PathFailed:
+        with pytest.raises(PathFailed) as caught:
+            await self.pull(exposure)
+        assert caught.value.reason == reason, caught.value
+        return caught.value
+
+
+def forge(exposure: Exposure, **changes: int) -> Exposure:
+    """The same answer with other claims, consistent in descriptor and record."""
+    record = replace(GrantRecord.decode(exposure.grant), **changes)  # type: ignore[arg-type]
+    descriptor = Descriptor(record.generation, record.address, record.length, record.key)  # type: ignore[arg-type]
+    return Exposure(descriptor=encode_descriptor(descriptor), grant=record.encode())
+
+
+def counts(path: RdmaPath) -> dict[str, int]:
+    return dict(path.statistics().counts)
+
+
+def rail_of(device: ScriptedDevice) -> RailHint:
+    return RailHint(device.name, 1, device.gids[1], 1, 4096)
+
+
+async def open_path(
+    provider: Provider, config: RdmaPathConfig, rail: RailHint | None = None
+) -> RdmaPath:
+    """Fails the test when there is none. Without a rail: what discovery finds under the pins."""
+    rails = None if rail is None else [rail]
+    path, reason, detail = await open_rdma_path(provider, config, rails=rails)
+    assert path is not None, (reason, detail)
+    assert reason is PathReason.OK
+    return path
+
+
+async def open_scripted(
+    fabric: ScriptedFabric, device: str, config: RdmaPathConfig = QUICK
+) -> RdmaPath:
+    provider = ScriptedProvider(fabric, [device])
+    return await open_path(provider, config, rail_of(fabric.devices[device]))
+
+
+def join(
+    owner: RdmaPath, consumer: RdmaPath, number: int = 1
+) -> tuple[NotifyingSession, NotifyingSession]:
+    """The owner's and the consumer's end of one epoch between two paths."""
+    ours = NotifyingSession(number, dialer=False)
+    theirs = NotifyingSession(number, dialer=True)
+    for session, own, other in ((ours, owner, consumer), (theirs, consumer, owner)):
+        session.local_hello = replace(session.local_hello, rails=own.rails, limits=own.limits)
+        session.peer_hello = replace(session.peer_hello, rails=other.rails, limits=other.limits)
+        session.handlers = own.handlers()
+    ours.connect(theirs)
+    return ours, theirs
+
+
+@contextlib.asynccontextmanager
+async def rdma_pair(
+    *, rxe: bool = False, config: RdmaPathConfig = QUICK, pinned_targets: bool = True
+) -> AsyncIterator[ScriptedPair]:
+    """Opened and closed in order; afterwards the fake must have seen no misuse and hold nothing."""
+    fabric = ScriptedFabric(rxe=rxe)
+    a, b = fabric.add_device("fake_a"), fabric.add_device("fake_b")
+    owner = await open_scripted(fabric, "fake_a", config)
+    consumer = await open_scripted(fabric, "fake_b", config)
+    assert await owner.memory.ensure() is PathReason.OK
+    if pinned_targets:
+        assert await consumer.memory.ensure() is PathReason.OK
+    ours, theirs = join(owner, consumer)
+    try:
+        yield ScriptedPair(owner, consumer, ours, theirs, pinned_targets, a=a, b=b)
+    finally:
+        for device in (a, b):
+            device.clear_rules()
+            device.release()
+        await consumer.close()
+        await owner.close()
+    for device in (a, b):
+        counters = device.counters()
+        assert not counters.misuse, counters
+        assert counters.live_objects == 0, counters
