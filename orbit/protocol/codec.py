@@ -76,7 +76,8 @@ def _check_depth(value: object, levels_left: int) -> None:
     if levels_left == 0:
         raise PeerProtocolError(f"undecodable bytes: nested deeper than {DEPTH_MAX} levels")
     for child in value.values() if isinstance(value, dict) else value:
-        _check_depth(child, levels_left - 1)
+        if isinstance(child, dict | list):
+            _check_depth(child, levels_left - 1)
 
 
 def _reason(error: BaseException) -> str:

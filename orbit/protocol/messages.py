@@ -60,6 +60,8 @@ def _pack(value: object) -> object:
 
 
 def _unpack(owner: str, name: str, kind: Any, value: object) -> Any:
+    if type(value) is kind and (kind in _PLAIN or (type(value) is int and 0 <= value <= U64_MAX)):
+        return value
     origin = typing.get_origin(kind)
     if origin is types.UnionType:  # X | None
         options = [k for k in typing.get_args(kind) if k is not types.NoneType]
@@ -80,6 +82,9 @@ def _unpack(owner: str, name: str, kind: Any, value: object) -> Any:
             f"{owner}: field {name!r} must be {kind.__name__}, got {str(value)[:40]!r}"
         )
     return value
+
+
+_PLAIN = (bytes, str, bool)  # nothing about them can be wrong beside the type
 
 
 def _handle(owner: str, name: str, value: object) -> Handle:

@@ -1,8 +1,7 @@
 """Which host tools the lab needs, and which distribution package brings each of them.
 
-Owns the lab's package lists (the set-up script and the guide print these) and the check that names
-everything that is missing at once. Knows nothing of kernels or virtual machines. Only Debian 12 is
-tested.
+Owns the checks that name everything that is missing at once, with its package. Knows nothing of
+kernels or virtual machines. Only Debian 12 is tested.
 """
 
 from __future__ import annotations
@@ -18,36 +17,6 @@ from orbit.errors import LabError
 PYVERBS_PYTHON = Path("/usr/bin/python3")
 """The distribution's interpreter: its pyverbs matches the distribution's libibverbs, a PyPI build
 does not."""
-
-PACKAGES: dict[str, tuple[str, ...]] = {
-    "debian-12": (
-        "qemu-system-x86",
-        "busybox-static",
-        "kmod",
-        "iproute2",
-        "util-linux",
-        "rdma-core",
-        "ibverbs-providers",
-        "ibverbs-utils",
-        "perftest",
-        "python3-pyverbs",
-    ),
-    # Untested: the names were looked up, no run was made on Ubuntu.
-    "ubuntu-24.04": (
-        "qemu-system-x86",
-        "busybox-static",
-        "kmod",
-        "iproute2",
-        "util-linux",
-        "rdma-core",
-        "ibverbs-providers",
-        "ibverbs-utils",
-        "perftest",
-        "python3-pyverbs",
-        "zstd",
-    ),
-}
-UNTESTED = frozenset({"ubuntu-24.04"})
 
 KERNEL_META_PACKAGES: dict[str, dict[str, str]] = {
     "debian": {"x86_64": "linux-image-amd64", "aarch64": "linux-image-arm64"},
@@ -65,6 +34,7 @@ class Tool:
     package: str
 
 
+# What set-up installs is listed in scripts/packages; a test keeps these names in step with it.
 RUN_TOOLS = (Tool("ip", "iproute2"), Tool("rdma", "iproute2"), Tool("tc", "iproute2"))
 FETCH_TOOLS = (
     Tool("apt-get", "apt"),

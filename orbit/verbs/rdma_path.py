@@ -8,13 +8,10 @@ machines, what a fetch does next by its caller. The passive side does nothing pe
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from ..errors import (
-    ClosedError,
     DeviceError,
     InternalError,
     OrbitError,
@@ -52,6 +49,7 @@ from ..transport.interface import (
 from .counters import PathCounters, PathStatistics
 from .device import DeviceContext
 from .offload import Offload
+from .pulling import Pull
 from .read_arrays import ReadArray
 from .registration import PinnedArena
 from .requester import ReadMember, Transfer
@@ -59,7 +57,7 @@ from .retention import Retained
 from .settings import RdmaPathConfig
 from .source import SourceGrant
 from .source_arrays import SourceArrays
-from .targets import PreparedTarget, Targets
+from .targets import Targets
 
 _BOUNCE_BYTES_MIN = 1 << 20
 
@@ -156,7 +154,9 @@ class RdmaPath:
         self._leases[key] = grant
         member.queue_pair.lane.nap(grant.published.done, self._config.nap_us)
         try:
-            await asyncio.shield(grant.published)
+            if not grant.published.done():
+                await asyncio.shield(grant.published)
+            grant.published.result()
         except asyncio.CancelledError:
             grant.feed(Done(transferred=False))
             raise
@@ -175,7 +175,9 @@ class RdmaPath:
             return
         grant.member.poll()  # a receipt that has arrived counts
         grant.feed(Done(transferred))
-        await asyncio.shield(grant.released)
+        if not grant.released.done():
+            await asyncio.shield(grant.released)
+        grant.released.result()
         self._leases.pop(key, None)
 
     # --- consumer ---
@@ -193,14 +195,17 @@ class RdmaPath:
         if not exposure.descriptor and target.view.nbytes == 0:
             return PullReport()
         transfer = self._accept(session, exposure, target)
-        work = asyncio.get_running_loop().create_task(self._run(transfer, target, progress))
+        pull = Pull(transfer, target, self._targets, self._config, progress)
+        if pull.begin_nowait():
+            return await pull.deliver()
+        work = asyncio.get_running_loop().create_task(pull.run())
         cancelled = False
         while not work.done():
             try:
                 await asyncio.wait([work])
             except asyncio.CancelledError:
                 cancelled = True
-                transfer.cancel("cancelled by the caller")
+                pull.cancel("cancelled by the caller")
         error = work.exception()
         if error is not None:
             self._counters.pulls_failed += 1
@@ -294,61 +299,6 @@ class RdmaPath:
             raise _decode_error(f"grant of another connection: {', '.join(differing)}")
         return member.accept(record)
 
-    async def _run(
-        self, transfer: Transfer, target: Target, progress: Progress | None
-    ) -> PullReport:
-        loop = asyncio.get_running_loop()
-        marks = [("start", loop.time())]
-        nbytes = transfer.record.length
-        try:
-            prepared = await self._targets.prepare(transfer.member.device, target, nbytes)
-        except PathFailed as error:
-            transfer.cancel(str(error))
-            await _quiet(transfer.finished)
-            raise
-        marks.append(("target", loop.time()))
-        await self._start(transfer, prepared, progress)
-        try:
-            await asyncio.shield(transfer.finished)
-        except PathFailed:
-            await _let_go(prepared)
-            raise
-        marks.append(("read", loop.time()))
-        copies = prepared.copies
-        prepared.deliver(nbytes)
-        await _let_go(prepared)
-        marks.append(("copy" if copies else "deregister", loop.time()))
-        return PullReport(
-            phases={marks[i][0]: marks[i][1] - marks[i - 1][1] for i in range(1, len(marks))},
-            counts={"bytes": nbytes},
-        )
-
-    async def _start(
-        self, transfer: Transfer, prepared: PreparedTarget, progress: Progress | None
-    ) -> None:
-        """Begin to read as soon as the queue pair has a share; not at all if it ended before."""
-        nbytes, admission = transfer.record.length, transfer.member.admission
-        try:
-            share = admission.acquire_nowait(nbytes)
-            if share is None:
-                waiting = asyncio.ensure_future(admission.acquire(nbytes))
-                either: list[asyncio.Future[Any]] = [waiting, transfer.finished]
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-                if not waiting.done():
-                    waiting.cancel()
-                    await asyncio.wait({waiting})
-                    return
-                share = waiting.result()
-        except ClosedError:
-            return  # `finished` tells why
-        if not transfer.startable:
-            admission.release(share)
-            return
-        transfer.start(prepared.memory, share, progress)
-        if nbytes <= self._config.nap_bytes_max:
-            lane = transfer.member.queue_pair.lane
-            lane.nap(transfer.finished.done, self._config.nap_us)
-
     async def _close(self) -> None:
         cause = OrbitError("the path is closed")
         arrays, self._reads = list(self._reads.values()), {}
@@ -371,12 +321,6 @@ class RdmaPath:
 async def _quiet(future: asyncio.Future[None]) -> None:
     """Wait for the end, whatever it is."""
     await asyncio.wait([future])
-
-
-async def _let_go(prepared: PreparedTarget) -> None:
-    # What cannot be deregistered stays registered and held: the device's close tries again.
-    with contextlib.suppress(DeviceError, TimeoutError):
-        await prepared.discard()
 
 
 def _decode_error(detail: str) -> PathFailed:

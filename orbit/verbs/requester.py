@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
 from ..errors import BusyError, ClosedError, DeviceError, OrbitError, PathFailed, Unquiesced
 from ..model import PathName, PathReason
-from ..protocol.binding import BINDING_BYTES, Direction, GrantRecord
+from ..protocol.binding import BINDING_BYTES, GrantRecord
 from ..protocol.grants import (
     Cancel,
     Complete,
@@ -88,17 +87,30 @@ class Transfer:
         self.memory: LocalMemory | None = None
         self.progress: Progress | None = None
         self.share: Share | None = None
+        self._posted_at = 0.0
+        self._arrived_at = 0.0
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
-        self._timeouts = timeouts
         self._timer = DeadlineTimer(self._on_timer)
-        self._machine = self._new_machine(
-            member.device.config.inflight_bytes, member.device.config.send_depth
-        )
+        self._machine = GrantRequester(self._new_planner(record.length, 2), timeouts)
 
     @property
     def ended(self) -> bool:
         return self._machine.ended
+
+    @property
+    def started(self) -> bool:
+        return self.memory is not None
+
+    @property
+    def delivered(self) -> bool:
+        """Every byte is there, and nothing failed."""
+        return self.finished.done() and self.finished.exception() is None
+
+    @property
+    def read_s(self) -> float:
+        """From the post of the first READ to the completion of the last."""
+        return self._arrived_at - self._posted_at
 
     @property
     def startable(self) -> bool:
@@ -109,7 +121,7 @@ class Transfer:
         """Begin to read. The share comes back when the transfer has ended."""
         self.memory, self.share, self.progress = memory, share, progress
         inflight_bytes = share.inflight_bytes or self.record.length
-        self._machine = self._new_machine(inflight_bytes, share.slots)
+        self._machine.planner = self._new_planner(inflight_bytes, share.slots)
         self.feed(Start())
 
     def cancel(self, cause: str) -> None:
@@ -120,6 +132,10 @@ class Transfer:
     def feed(self, event: RequesterInput) -> None:
         self._carry_out(self._machine.step(event, self._loop.time()))
 
+    def posting(self) -> None:
+        """Now the first work request goes out."""
+        self._posted_at = self._posted_at or self._loop.time()
+
     def read_completed(self, completion: Completion, nbytes: int) -> None:
         if self.ended:
             return
@@ -127,6 +143,7 @@ class Transfer:
             qp_num = self.member.queue_pair.qp_num
             self.feed(ReadFailed(str(completion_error(completion, qp_num, "read"))))
             return
+        self._arrived_at = self._loop.time()
         self.member.counters.read_bytes += nbytes
         self.feed(ReadsCompleted(1))
         if self.progress is not None:
@@ -141,14 +158,13 @@ class Transfer:
             qp_num = self.member.queue_pair.qp_num
             self.feed(ReceiptFailed(str(completion_error(completion, qp_num, "receipt"))))
 
-    def _new_machine(self, inflight_bytes: int, slots: int) -> GrantRequester:
-        planner = RoundPlanner(
+    def _new_planner(self, inflight_bytes: int, slots: int) -> RoundPlanner:
+        return RoundPlanner(
             self.record.length,
             piece_bytes=self.member.device.config.piece_bytes,
             inflight_bytes_max=inflight_bytes,
             send_slots=slots,
         )
-        return GrantRequester(planner, self._timeouts)
 
     def _on_timer(self) -> None:
         self._carry_out(self._machine.on_deadline(self._loop.time()))
@@ -242,24 +258,7 @@ class ReadMember:
 
     def mismatch(self, record: GrantRecord) -> tuple[str, ...]:
         """Fields in which a grant record differs from this connection; empty when it fits."""
-        ends = self.ends
-        if ends is None:
-            return ("connection",)
-        expected = replace(
-            record,
-            source_process=ends.source_process,
-            requester_process=ends.requester_process,
-            source_connection=ends.source_connection,
-            requester_connection=ends.requester_connection,
-            array=ends.array,
-            index=ends.index,
-            source_qpn=ends.source_qpn,
-            requester_qpn=ends.requester_qpn,
-            direction=int(Direction.READ),
-            slice_index=0,
-            slice_count=1,
-        )
-        return record.differences(expected)
+        return ("connection",) if self.ends is None else self.ends.mismatch(record)
 
     def accept(self, record: GrantRecord) -> Transfer:
         """A transfer of that grant, not started. From here on it ends with the queue pair."""
@@ -293,6 +292,7 @@ class ReadMember:
             postings = [self._read(transfer, piece) for piece in pieces]
             if receipt:
                 postings.append(self._receipt(transfer))
+            transfer.posting()
             self.queue_pair.post_send(postings)
         except (BusyError, ClosedError, DeviceError) as error:
             if not transfer.ended:

@@ -11,11 +11,18 @@ import asyncio
 import logging
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 
 from ..errors import BusyError, ClosedError, DeviceError, OrbitError, PathUnavailable, Unquiesced
 from ..model import LeaseId, PathName
-from ..protocol.binding import BINDING_BYTES, BindingError, GrantRecord, verify_binding
+from ..protocol.binding import (
+    BINDING_BYTES,
+    BindingError,
+    Direction,
+    GrantRecord,
+    verify_binding,
+)
 from ..protocol.grants import (
     Bind,
     BindCompleted,
@@ -74,6 +81,15 @@ class GrantEnds:
     requester_qpn: int
     session_key: bytes
 
+    def mismatch(self, record: GrantRecord) -> tuple[str, ...]:
+        """Fields in which a record is not one of this connection's; empty when it fits."""
+        expected = (*_connection_values(self), int(Direction.READ), 0, 1)
+        found = (*_connection_values(record), *_slice_values(record))
+        if found == expected:
+            return ()
+        names = (*_CONNECTION_FIELDS, *_SLICE_FIELDS)
+        return tuple(n for n, a, b in zip(names, found, expected, strict=True) if a != b)
+
     def record(
         self, lease_id: LeaseId, generation: int, address: int, length: int, key: int
     ) -> GrantRecord:
@@ -92,6 +108,12 @@ class GrantEnds:
             length=length,
             key=key,
         )
+
+
+_CONNECTION_FIELDS = tuple(f.name for f in fields(GrantEnds) if f.name != "session_key")
+_SLICE_FIELDS = ("direction", "slice_index", "slice_count")
+_connection_values = attrgetter(*_CONNECTION_FIELDS)
+_slice_values = attrgetter(*_SLICE_FIELDS)
 
 
 class SourceGrant:

@@ -61,6 +61,18 @@ class Targets:
         self._crossover_bytes = crossover_bytes
         self._counters = counters
 
+    def prepare_nowait(
+        self, device: DeviceContext, target: Target, nbytes: int
+    ) -> PreparedTarget | None:
+        """Pinned memory, or a piece of the pool where a copy is cheaper; None: `prepare` it."""
+        pinned = self._pinned(device, target)
+        if pinned is not None or nbytes >= self._crossover_bytes:
+            return pinned
+        try:
+            return self._bounced(device, target, nbytes)
+        except BusyError:
+            return None
+
     async def prepare(self, device: DeviceContext, target: Target, nbytes: int) -> PreparedTarget:
         """Raises PathFailed (pool_exhausted) when neither way is open."""
         pinned = self._pinned(device, target)
@@ -90,9 +102,14 @@ class Targets:
 
     async def _copied(self, device: DeviceContext, target: Target, nbytes: int) -> PreparedTarget:
         reason = await self._bounce.ensure()
-        region = self._bounce.region(device)
-        if reason is not PathReason.OK or region is None:
+        if reason is not PathReason.OK:
             raise BusyError(f"no bounce pool: {self._bounce.failure or reason}")
+        return self._bounced(device, target, nbytes)
+
+    def _bounced(self, device: DeviceContext, target: Target, nbytes: int) -> PreparedTarget:
+        region = self._bounce.region(device)
+        if region is None:
+            raise BusyError("the bounce pool is not registered")
         buffer = self._bounce.allocate_nowait(nbytes)
         self._counters.targets_copied += 1
         return PreparedTarget(target, buffer.address, region.lkey, bounce=(self._bounce, buffer))

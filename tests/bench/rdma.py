@@ -89,7 +89,7 @@ def run(sizes: Sequence[int], repeats: int) -> None:
     phases: dict[int, dict[str, float]] = {}
     with two_ends(owner_args, ["--listen", "10.9.0.2:0"], OWNER, CONSUMER) as (owner, consumer):
         for size in sizes:
-            count = max(4, min(100, (32 << 20) // size))
+            count = max(5, min(100, (32 << 20) // size))
             latency, bandwidth, ours = [], [], []
             for _ in range(repeats):
                 latency.append(float(perftest("ib_read_lat", size, count)[4]) / 1e6)

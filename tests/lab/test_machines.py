@@ -32,7 +32,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def no_machine_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every run's folder is below this test's own, which finds its machines by their command line."""
+    """Runs have their folders below this test's own: by these their machines are found."""
     runs = tmp_path / "runs"
     runs.mkdir()
     monkeypatch.setenv("TMPDIR", str(runs))

@@ -23,7 +23,8 @@ from orbit.softroce.machine import (
     machine_arguments,
 )
 from orbit.softroce.packages import (
-    PACKAGES,
+    QEMU_PACKAGES,
+    RUN_TOOLS,
     Tool,
     distribution,
     install_hint,
@@ -251,8 +252,13 @@ def _constant(value: str) -> object:
     return lambda: value
 
 
-def test_both_distributions_have_a_package_list() -> None:
-    assert set(PACKAGES) == {"debian-12", "ubuntu-24.04"}
+@pytest.mark.parametrize("distribution_name", ["debian-12", "ubuntu-24.04"])
+def test_set_up_installs_what_a_run_asks_for(distribution_name: str) -> None:
+    listing = Path(__file__).parents[3] / f"scripts/packages/{distribution_name}.txt"
+    listed = {line.split()[0] for line in listing.read_text().splitlines() if line.strip()}
+    needed = {tool.package for tool in RUN_TOOLS} | set(QEMU_PACKAGES.values())
+    needed |= {"kmod", "busybox-static", "python3-pyverbs", "ibverbs-providers", "util-linux"}
+    assert needed <= listed
 
 
 def test_native_is_refused_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

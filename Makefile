@@ -1,0 +1,59 @@
+# One word a job; CI runs the same words. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup lint format test unit softroce lab demo bench soak check clean
+
+BIN := .venv/bin
+SETUP_FLAGS ?=
+PYTEST_FLAGS ?=
+DEMO_BYTES ?= 33554432
+LAB := $(BIN)/orbit softroce --hosts 2 --rails 2 --mtu 4200 --memory 4096
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## packages, virtual environment, C helper, guest kernel; a second run does nothing
+	@scripts/setup.sh $(SETUP_FLAGS)
+
+lint: setup ## style, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup ## rewrite the sources in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+unit: setup ## every test that needs no RDMA device and no VM
+	$(BIN)/python -m pytest --ignore=tests/lab --ignore=tests/softroce $(PYTEST_FLAGS)
+
+softroce: setup ## the tests that need a device, in one boot of the SoftRoCE VM
+	$(LAB) -- $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/softroce
+
+lab: setup ## the tests of the VM itself, from the outside
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) tests/lab
+
+test: unit softroce lab ## every test, those in the VM included
+
+check: lint test ## what CI runs
+
+demo: setup ## a real file by handle: over TCP here, then over RDMA verbs in the VM
+	@echo "== over TCP, on this machine"
+	@$(BIN)/orbit demo --transport tcp --size $(DEMO_BYTES)
+	@echo "== over RDMA verbs, in the SoftRoCE VM, from host A's device to host B's"
+	@$(BIN)/orbit softroce --hosts 2 --mtu 4200 -- $(BIN)/orbit demo --transport rdma --hosts lab --size $(DEMO_BYTES)
+
+bench: setup ## figures, no verdict: TCP here, RDMA in one boot of the VM
+	$(BIN)/python tests/bench/tcp.py
+	$(LAB) -- $(BIN)/python tests/bench/rdma.py
+
+soak: setup ## the long counts
+	ORBIT_SOAK=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/sim
+	$(LAB) -- env ORBIT_SOAK=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/softroce
+
+clean: ## what was built here; the fetched guest kernel stays in its cache
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis results orbit.egg-info
+	find orbit tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find orbit/verbs/_turn -name '*.so' -delete
+	rm -rf .venv

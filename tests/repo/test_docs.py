@@ -1,0 +1,126 @@
+"""The documents are true: links resolve, decisions exist, examples run, nothing is left out."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from orbit.cli.failures import ExitStatus
+from orbit.cli.main import COMMANDS, cli
+from tests.repo.project import ROOT, sources, tracked_files
+
+PAGES = [path for path in tracked_files() if path.suffix == ".md"]
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+DECISION = re.compile(r"\bD(\d{1,2})\b")
+MODULE = re.compile(r"`(orbit/[\w/]+\.(?:py|h|c|sh))`")
+
+
+def page_id(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def anchors(path: Path) -> set[str]:
+    """Anchors of the headings, as the usual renderers make them."""
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    found = set()
+    for heading in re.findall(r"^#{1,6}\s+(.+?)\s*$", text, re.MULTILINE):
+        plain = re.sub(r"[^\w\- ]", "", heading.lower())
+        found.add(plain.replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_links_resolve(path: Path) -> None:
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    for link in LINK.findall(text):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        target, _, anchor = link.partition("#")
+        file = (path.parent / target).resolve() if target else path
+        assert file.exists(), f"{link}: no such file"
+        if anchor and file.suffix == ".md":
+            assert anchor in anchors(file), f"{link}: no such heading"
+
+
+def test_the_index_has_every_page() -> None:
+    index = (ROOT / "docs/index.md").read_text("utf-8")
+    pages = {p for p in PAGES if ROOT / "docs" in p.parents and p.name != "index.md"}
+    missing = [page_id(p) for p in pages if f"]({p.relative_to(ROOT / 'docs')})" not in index]
+    assert not missing
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_named_modules_exist(path: Path) -> None:
+    missing = [
+        name for name in MODULE.findall(path.read_text("utf-8")) if not (ROOT / name).exists()
+    ]
+    assert not missing
+
+
+def test_cited_decisions_exist() -> None:
+    decisions = (ROOT / "docs/design/decisions.md").read_text("utf-8")
+    written = {int(n) for n in re.findall(r"^## D(\d+) ", decisions, re.MULTILINE)}
+    for source in sources():
+        cited = {int(n) for n in DECISION.findall(source.text)}
+        assert cited <= written, f"{source.name} cites {sorted(cited - written)}"
+
+
+def python_blocks() -> list[object]:
+    found = []
+    for path in PAGES:
+        for number, (language, code) in enumerate(FENCE.findall(path.read_text("utf-8")), 1):
+            if language == "python":
+                found.append(pytest.param(code, id=f"{page_id(path)}:{number}"))
+    return found
+
+
+@pytest.mark.parametrize("code", python_blocks())
+def test_examples_run(code: str, tmp_path: Path) -> None:
+    """Each block is a whole program."""
+    program = tmp_path / "example.py"
+    program.write_text(code, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(program)],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_the_reference_names_every_option(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    reference = (ROOT / "docs/reference/cli.md").read_text("utf-8")
+    assert f"## orbit {name}" in reference
+    section = reference.split(f"## orbit {name}", 1)[1].split("\n## ", 1)[0]
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and not parameter.hidden:
+            for option in parameter.opts:
+                assert f"`{option}" in section, f"{option} is not described"
+
+
+def test_every_exit_status_is_described() -> None:
+    reference = (ROOT / "docs/reference/cli.md").read_text("utf-8")
+    for status in ExitStatus:
+        assert f"| {status.value} |" in reference, f"{status!r} is not in the table"
+
+
+@pytest.mark.parametrize(
+    "word",
+    """owner consumer source requester slot lease grant descriptor span region arena rail lane
+    path link peer incarnation epoch handle node credit""".split(),
+)
+def test_the_glossary_has_every_word(word: str) -> None:
+    glossary = (ROOT / "docs/glossary.md").read_text("utf-8")
+    assert re.search(rf"^\| \*\*{word}\*\*", glossary, re.MULTILINE | re.IGNORECASE)

@@ -1,0 +1,255 @@
+"""Two nodes on two hosts: a payload by handle over SoftRoCE, and every way in which that can end.
+
+What killed the RDMA path is always visible as path and reason, the bytes are always the same, and
+the fallback happens once.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.softroce.conftest import HostName, Lab
+
+WORKER = str(Path(__file__).with_name("node_worker.py"))
+MIB = 1 << 20
+HANG_S = 120.0  # an emulated processor may stand still for a while; this bound is for hangs alone
+PATH_MTU_BYTES = 4096
+
+
+class Host:
+    """One worker process on one host of the lab."""
+
+    def __init__(self, lab: Lab, name: HostName) -> None:
+        self._lab, self._name = lab, name
+        self._start()
+
+    def _start(self) -> None:
+        self.process = self._lab.run_on(
+            self._name,
+            [
+                sys.executable,
+                "-m",
+                "tests.softroce.node_worker",
+                f"{self._lab.addresses[self._name]}:0",
+            ],
+            stdin=subprocess.PIPE,
+            stderr=None,
+        )
+        self.heard()
+
+    def restart(self) -> None:
+        self.process.kill()
+        self.process.wait(HANG_S)
+        self._start()
+
+    def tell(self, op: str, **arguments: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"op": op, **arguments}) + "\n")
+        self.process.stdin.flush()
+
+    def heard(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the worker on {self._name} ended: {self.process.wait(HANG_S)}"
+        return dict(json.loads(line))
+
+    def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
+        self.tell(op, **arguments)
+        return self.heard()
+
+
+class Hosts:
+    """Owner on A, consumer on B."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.owner, self.consumer = Host(lab, "A"), Host(lab, "B")
+
+    def serve(self, nbytes: int, pinned: bool = True, **config: Any) -> dict[str, Any]:
+        address = self.owner.ask("open", **config)["address"]
+        handle = self.owner.ask("register", nbytes=nbytes, pinned=pinned)["handle"]
+        return {"address": address, "handle": handle, "nbytes": nbytes}
+
+    def wait_for_no_lease(self) -> None:
+        deadline = time.monotonic() + HANG_S
+        while self.owner.ask("statistics")["leases"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def sent_pkts(self) -> int:
+        return sum(self.lab.sent_pkts(device) for device in self.lab.devices("A"))
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    lab = Lab()
+    yield Hosts(lab)
+    lab.end_processes()
+
+
+@pytest.fixture
+def slow_rails(hosts: Hosts) -> Iterator[None]:
+    """About 20 MB/s from A to B, so that something can happen in the middle of a transfer."""
+    ends = hosts.lab.net_devices("A")
+    shape = ["root", "tbf", "rate", "200mbit", "burst", "64kb", "limit", "16mb"]
+    for end in ends:
+        subprocess.run(["tc", "qdisc", "add", "dev", end, *shape], check=True)
+    yield
+    for end in ends:
+        subprocess.run(["tc", "qdisc", "del", "dev", end, "root"], check=True)
+
+
+def consumer_decision(path: str, reason: str) -> str:
+    return f'orbit_rendezvous_rdma_path_total{{path="{path}",reason="{reason}",side="consumer"}}'
+
+
+@pytest.mark.parametrize("nbytes", [65_536, 65_537, MIB - 1, MIB + 4097, 20 * MIB + 7])
+def test_a_payload_moves_by_rdma(hosts: Hosts, nbytes: int) -> None:
+    ticket = hosts.serve(nbytes)
+    hosts.consumer.ask("open")
+    before = hosts.sent_pkts()
+    got = hosts.consumer.ask("get", **ticket)
+    assert (got["path"], got["reason"], got["same"]) == ("rdma", "ok", True)
+    assert got["decisions"] == {consumer_decision("rdma", "ok"): 1}
+    assert hosts.sent_pkts() - before >= nbytes // PATH_MTU_BYTES
+    hosts.wait_for_no_lease()
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 65_535])
+def test_small_payloads_go_by_tcp_unless_demanded(hosts: Hosts, nbytes: int) -> None:
+    ticket = hosts.serve(nbytes)
+    hosts.consumer.ask("open")
+    got = hosts.consumer.ask("get", **ticket)
+    assert (got["path"], got["reason"], got["same"]) == (
+        "tcp",
+        "below_min" if nbytes else "not_pinned",
+        True,
+    )
+    demanded = hosts.consumer.ask("get", transport="rdma", **ticket)
+    assert (demanded["path"], demanded["same"]) == ("rdma", True)
+
+
+OFF = {"rendezvous": {"enabled": False}}
+NO_DEVICE = {"rdma": {"enabled": False}}
+
+
+@pytest.mark.parametrize(
+    ("owner", "consumer", "reason"),
+    [
+        pytest.param(OFF, {}, "kill_switch", id="owner's kill switch"),
+        pytest.param({}, OFF, "kill_switch", id="consumer's kill switch"),
+        pytest.param(NO_DEVICE, {}, "peer_without", id="owner without RDMA"),
+        pytest.param({}, NO_DEVICE, "not_configured", id="consumer without RDMA"),
+        pytest.param(
+            {"rdma": {"registered_bytes_budget": 0}}, {}, "not_pinned", id="no arena at the owner"
+        ),
+        pytest.param({"transport": "tcp"}, {}, "peer_without", id="owner asked for TCP"),
+        pytest.param({}, {"transport": "tcp"}, "asked", id="consumer asked for TCP"),
+        pytest.param(
+            {}, {"rdma": {"require_range": True}}, "range_not_enforced", id="range required"
+        ),
+    ],
+)
+def test_without_rdma_the_bytes_come_by_tcp_with_the_reason(
+    hosts: Hosts, owner: dict[str, Any], consumer: dict[str, Any], reason: str
+) -> None:
+    ticket = hosts.serve(MIB + 1, **owner)
+    hosts.consumer.ask("open", **consumer)
+    before = hosts.sent_pkts()
+    got = hosts.consumer.ask("get", **ticket)
+    assert (got["path"], got["reason"], got["same"]) == ("tcp", reason, True)
+    assert sum(got["decisions"].values()) <= 1  # none where the owner decided
+    assert hosts.sent_pkts() - before < 100  # nothing of it went by RDMA
+    demanded = hosts.consumer.ask("get", transport="rdma", **ticket)
+    assert demanded["code"] == "path_unavailable"
+    hosts.wait_for_no_lease()
+
+
+def test_no_arena_at_the_consumer_is_pool_exhausted(hosts: Hosts) -> None:
+    ticket = hosts.serve(100_000)
+    hosts.consumer.ask("open", rdma={"registered_bytes_budget": 0})
+    got = hosts.consumer.ask("get", **ticket)
+    assert (got["path"], got["reason"], got["same"]) == ("tcp", "pool_exhausted", True)
+    assert got["decisions"] == {consumer_decision("tcp", "pool_exhausted"): 1}
+    hosts.wait_for_no_lease()
+
+
+@pytest.mark.usefixtures("slow_rails")
+def test_a_failed_read_falls_back_once_and_the_path_recovers(hosts: Hosts) -> None:
+    ticket = hosts.serve(20 * MIB)
+    hosts.consumer.ask("open")
+    hosts.consumer.tell("get", announce=True, **ticket)
+    assert hosts.consumer.heard()["begun"] > 0
+    ends = hosts.lab.net_devices("A")
+    try:
+        for end in ends:
+            subprocess.run(["orbit-link", end, "down"], check=True)
+        got = hosts.consumer.heard()
+    finally:
+        for end in ends:
+            subprocess.run(["orbit-link", end, "up"], check=True)
+    assert (got["path"], got["reason"], got["same"]) == ("tcp", "get_failed", True)
+    assert got["decisions"] == {consumer_decision("tcp", "get_failed"): 1}
+    hosts.wait_for_no_lease()
+    deadline = time.monotonic() + HANG_S
+    while hosts.consumer.ask("get", **ticket)["path"] != "rdma":
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+@pytest.mark.usefixtures("slow_rails")
+def test_a_killed_consumer_leaves_nothing_at_the_owner(hosts: Hosts) -> None:
+    ticket = hosts.serve(40 * MIB)
+    hosts.consumer.ask("open")
+    hosts.consumer.tell("get", announce=True, **ticket)
+    assert hosts.consumer.heard()["begun"] > 0
+    hosts.consumer.restart()
+    hosts.wait_for_no_lease()
+    assert hosts.owner.ask("statistics")["retained"] == 0
+    hosts.consumer.ask("open")
+    assert hosts.consumer.ask("get", **ticket)["path"] == "rdma"
+
+
+@pytest.mark.usefixtures("slow_rails")
+def test_a_killed_owner_is_an_error_and_not_a_hang(hosts: Hosts) -> None:
+    ticket = hosts.serve(40 * MIB)
+    hosts.consumer.ask("open")
+    hosts.consumer.tell("get", announce=True, **ticket)
+    assert hosts.consumer.heard()["begun"] > 0
+    hosts.owner.restart()
+    got = hosts.consumer.heard()
+    assert got["error"] in ("PeerLost", "PeerUnreachable", "TransferFailed", "PathFailed")
+    assert hosts.consumer.ask("statistics")["retained"] == 0
+    ticket = hosts.serve(MIB)
+    assert hosts.consumer.ask("get", **ticket)["path"] == "rdma"
+
+
+def test_a_child_that_forks_and_exits_takes_nothing_along(hosts: Hosts) -> None:
+    ticket = hosts.serve(MIB)
+    hosts.consumer.ask("open")
+    assert hosts.consumer.ask("get", **ticket)["path"] == "rdma"
+    for host in (hosts.owner, hosts.consumer):
+        assert host.ask("fork") == {"child": 0}
+        got = hosts.consumer.ask("get", **ticket)
+        assert (got["path"], got["same"]) == ("rdma", True)
+
+
+@pytest.mark.usefixtures("slow_rails")
+def test_an_interpreter_that_exits_with_everything_open_is_gone_at_once(hosts: Hosts) -> None:
+    ticket = hosts.serve(40 * MIB)
+    hosts.consumer.ask("open")
+    hosts.consumer.tell("get", announce=True, **ticket)
+    assert hosts.consumer.heard()["begun"] > 0
+    hosts.owner.tell("exit")
+    # A queue pair destroyed under a bound window would hold the process for 50 s.
+    assert hosts.owner.process.wait(30) == 0
+    assert "error" in hosts.consumer.heard()
+    hosts.owner.restart()
