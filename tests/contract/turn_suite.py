@@ -112,6 +112,21 @@ class TurnContract:
         outside = rig.read(key, 12288, 1)
         assert (outside.status == status.REM_ACCESS_ERR) is rig.enforces_range
 
+    @pytest.mark.parametrize("at", [-1, 0, 4095, 4096])
+    def test_an_unaligned_window_is_exact_to_the_byte(self, rig: Rig, at: int) -> None:
+        start, length = 1000, 4096
+        before = bytes(rig.b.memory)
+        key = rig.bind(rig.b.window(), start, length, WINDOW_WRITE)
+        rig.a.memory[0] = before[start + at] ^ 0xFF
+        lands = 0 <= at < length or not rig.enforces_range
+        assert (rig.write(key, start + at, 1).status == status.SUCCESS) is lands
+        changed = [i for i, byte in enumerate(before) if rig.b.memory[i] != byte]
+        assert changed == ([start + at] if lands else [])
+
+    def test_a_key_is_dead_before_its_bind(self, rig: Rig) -> None:
+        assert rig.read(rig.fresh_key(rig.b.window()), 0, 64).status == status.REM_ACCESS_ERR
+        assert rig.a.memory[:64] == bytes(64)
+
     def test_outside_the_parent_nothing_is_read(self, rig: Rig) -> None:
         key = rig.bind(rig.b.window(), MEMORY_BYTES - 4096, 4096)
         assert rig.read(key, MEMORY_BYTES - 64, 128).status == status.REM_ACCESS_ERR

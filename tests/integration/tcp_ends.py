@@ -1,7 +1,7 @@
 """The ends of a TCP bulk transfer as processes: `python -m tests.integration.tcp_ends ROLE ...`.
 
-    owner NBYTES                     prints "PORT TRANSFER_ID", serves until its input ends
-    consumer PORT TRANSFER_ID NBYTES prints "moving" at the first bytes, and then takes no more
+owner NBYTES                     prints "PORT TRANSFER_ID", serves until its input ends
+consumer PORT TRANSFER_ID NBYTES prints "moving" at the first bytes, and then takes no more
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from orbit.runtime.rendezvous import RegisterOptions
 from orbit.testing.fabric import SimPath
 from orbit.testing.pattern import pattern
 from orbit.testing.world import World, WorldNode
+from orbit.verbs import records, status
 from orbit.verbs.opening import open_rdma_path
 from orbit.verbs.rdma_path import RdmaPath
 from orbit.verbs.scripted import ScriptedDevice, ScriptedFabric, ScriptedProvider
@@ -129,8 +130,6 @@ def test_both_ways_at_once(run_async: Run) -> None:
 
 def test_window_keys_run_out(run_async: Run) -> None:
     async def main() -> None:
-        from dataclasses import replace
-
         few = replace(QUICK, window_key_indices_max=3)
         async with two_hosts(rdma=few) as (_, owner, consumer):
             reasons = []
@@ -202,5 +201,26 @@ def test_a_silent_lease_is_reaped_with_its_window(run_async: Run) -> None:
             await asyncio.sleep(0.05)
             assert owner.path.memory.allocated_bytes == 0
             assert owner.node.count(events.LEASES_REAPED_TOTAL) == 1
+
+    run_async(main())
+
+
+def test_gets_flushed_with_a_killed_queue_pair_fall_back_once_each(run_async: Run) -> None:
+    async def main() -> None:
+        async with two_hosts(rdma=replace(QUICK, width=1)) as (_, owner, consumer):
+            await get(owner, consumer, MIB)  # connected
+            # The first READ of all succeeds late, the second fails: both are on one queue pair.
+            consumer.device.hold(records.READ)
+            consumer.device.fail(records.READ, status.REM_ACCESS_ERR, skip=1)
+            gets = [asyncio.ensure_future(get(owner, consumer, 70_000 + n)) for n in range(4)]
+            await asyncio.sleep(0.05)
+            consumer.device.clear_rules()
+            consumer.device.release()
+            leases = await asyncio.gather(*gets)
+            flushed = [lease for lease in leases if lease.path is PathName.TCP]
+            assert len(flushed) >= 3
+            assert {lease.reason for lease in flushed} == {PathReason.GET_FAILED}
+            fell_back = consumer.node.count(events.FALLBACKS_TOTAL, reason="get_failed")
+            assert fell_back == len(flushed)
 
     run_async(main())

@@ -225,3 +225,88 @@ def test_static_programs_are_told_from_dynamic_ones() -> None:
     struct.pack_into("<I", interpreter, 64, 3)
     assert not is_static_program(bytes(interpreter))
     assert not is_static_program(b"#!/bin/sh")
+
+
+class FakePackages:
+    """apt and dpkg as scripts: a package is a tar of a tree, its index one line."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.repository = folder / "repository"
+        self.repository.mkdir(parents=True)
+        self.script("apt-cache", 'echo "linux-image-amd64"; echo "  Depends: linux-image-6.1.0"')
+        self.script("apt-get", f'shift 2; for p; do cp {self.repository}/"$p"_* .; done')
+        self.script("dpkg-deb", 'exec cat "$2"')
+        self.script("depmod", "exit 0")
+        monkeypatch.setattr("orbit.softroce.kernel.find_kernel", _find_outside_of_host)
+        monkeypatch.setattr("orbit.softroce.kernel.distribution", lambda: "debian-12")
+        monkeypatch.setattr("platform.machine", lambda: "x86_64")
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def script(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (self.folder / name).chmod(0o755)
+
+    def add(self, package: str, tree: Path) -> None:
+        archive = self.repository / f"{package}_6.1.192-3_amd64.deb"
+        subprocess.run(["tar", "-cf", str(archive), "-C", str(tree), "."], check=True)
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakePackages:
+    return FakePackages(tmp_path / "apt", monkeypatch)
+
+
+def test_a_kernel_is_fetched_once_and_unpacked_into_the_cache(
+    tmp_path: Path, packages: FakePackages
+) -> None:
+    tree = tmp_path / "package"
+    unused = make_kernel(tree, "6.1.0") / "kernel/drivers/gpu/large.ko"
+    unused.parent.mkdir(parents=True)
+    unused.touch()
+    packages.add("linux-image-6.1.0", tree)
+    cache = tmp_path / "cache"
+    notes: list[str] = []
+    kernel = locate_kernel(cache, notes.append)
+    assert kernel.version == "6.1.0"
+    assert kernel.image.read_bytes() == b"kernel"
+    assert kernel.module_file(RXE_MODULE) is not None
+    assert not (kernel.modules / "kernel/drivers/gpu").exists()
+    assert "fetching linux-image-6.1.0" in notes[0]
+    kept = [path.name for path in (cache / "kernels").iterdir() if path.is_dir()]
+    assert kept == ["linux-image-6.1.0_6.1.192-3_amd64"]
+    packages.script("apt-get", "exit 1")
+    assert locate_kernel(cache, notes.append) == kernel
+    assert len(notes) == 1
+
+
+def test_a_failed_download_says_what_to_do(tmp_path: Path, packages: FakePackages) -> None:
+    packages.script("apt-get", "echo 'E: Unable to locate package' >&2; exit 100")
+    with pytest.raises(LabError, match="Unable to locate package") as caught:
+        locate_kernel(tmp_path / "cache", lambda _text: None)
+    assert "apt-get update" in caught.value.hint
+    assert list((tmp_path / "cache/kernels").glob("*/")) == []
+
+
+def test_apt_without_an_index_says_what_to_do(tmp_path: Path, packages: FakePackages) -> None:
+    packages.script("apt-cache", "echo linux-image-amd64")
+    with pytest.raises(LabError, match="apt knows no kernel image behind linux-image-amd64"):
+        locate_kernel(tmp_path / "cache", lambda _text: None)
+
+
+def test_a_flavour_without_rxe_is_refused(tmp_path: Path, packages: FakePackages) -> None:
+    tree = tmp_path / "package"
+    make_kernel(tree, "6.1.0", leave_out="rdma_rxe")
+    packages.add("linux-image-6.1.0", tree)
+    with pytest.raises(LabError, match=r"linux-image-6\.1\.0 has no rdma_rxe") as caught:
+        locate_kernel(tmp_path / "cache", lambda _text: None)
+    assert "cloud flavour" in caught.value.hint
+
+
+def test_a_foreign_distribution_is_told_what_is_needed(
+    tmp_path: Path, packages: FakePackages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orbit.softroce.kernel.distribution", lambda: "fedora-40")
+    with pytest.raises(LabError, match="no known package for fedora-40") as caught:
+        locate_kernel(tmp_path / "cache", lambda _text: None)
+    assert "rdma_rxe" in caught.value.hint
