@@ -90,6 +90,7 @@ class Lane:
         self.table = CompletionTable()
         self.failed: DeviceError | None = None
         self.completions = 0
+        self.found_at = 0.0  # when the completions that are being dispatched were found
         self.naps = 0
 
     @classmethod
@@ -212,7 +213,11 @@ class Lane:
             self._loop.call_soon(self._drain_and_arm)
 
     def _dispatch(self, found: list[Completion]) -> None:
+        if not found:
+            return
         self.completions += len(found)
+        if self._loop is not None:
+            self.found_at = self._loop.time()
         for completion in found:
             handler = self.table.take(completion.wr_id)
             if handler is None:

@@ -100,10 +100,10 @@ class BulkQueuePair:
         self._outstanding: dict[int, tuple[Posting, bool]] = {}  # by wr_id; bool: a receive
         self._connecting: asyncio.Future[None] | None = None
         self._draining: asyncio.Task[None] | None = None
-        self._was_ready = False
         self._progress = asyncio.Event()  # something completed while draining
         self.state = QueuePairState.IDLE
         self.cause: OrbitError | None = None
+        self.posted_at = 0.0  # the latest post of send work, by the loop's clock
         self.send_free = config.send_depth
         self.recv_free = config.recv_depth
 
@@ -153,7 +153,6 @@ class BulkQueuePair:
         except (DeviceError, DeadlineExceeded) as error:
             self.fail(error)
             raise
-        self._was_ready = True
         if self.state is QueuePairState.IDLE:  # else it failed meanwhile
             self.state = QueuePairState.READY
 
@@ -165,6 +164,7 @@ class BulkQueuePair:
         self._check_room(len(postings), self.send_free)
         wr_ids = [self._expect(posting, receive=False) for posting in postings]
         packed = [posting.pack(wr_id) for posting, wr_id in zip(postings, wr_ids, strict=True)]
+        self.posted_at = asyncio.get_running_loop().time()
         self._settle_post("post_send", self._turn.post_send(self.native, packed), wr_ids)
 
     def post_recv(self, postings: Sequence[Posting]) -> None:
@@ -261,6 +261,12 @@ class BulkQueuePair:
             raise Unquiesced(f"queue pair {self.qp_num}", 0, str(error)) from error
         self.state = QueuePairState.DRAINED
 
+    @property
+    def _was_ready(self) -> bool:
+        """All three transitions succeeded, in time or later."""
+        done = self._connecting
+        return done is not None and done.done() and done.exception() is None
+
     async def _wait_connecting(self, deadline: float) -> None:
         """A modify in progress, perhaps blocked for a second, uses the object still."""
         left_s = max(0.0, deadline - asyncio.get_running_loop().time())
@@ -276,7 +282,7 @@ class BulkQueuePair:
         not when something is posted in the error state.
         """
         markers: list[_Marker] = []
-        if self._receives_outstanding:
+        if any(receive for _, receive in self._outstanding.values()):
             markers.append(self._post_marker(receive=True))
         attributes = QueuePairAttributes(state=records.STATE_ERR)
         await self._offload.run(
@@ -285,7 +291,7 @@ class BulkQueuePair:
             lambda: self._native.modify(attributes),
         )
         self._lane.poll()
-        if len(self._outstanding) > self._receives_outstanding:
+        if not all(receive for _, receive in self._outstanding.values()):
             markers.append(self._post_marker(receive=False))
         return markers
 
@@ -309,10 +315,6 @@ class BulkQueuePair:
         for wr_id in list(self._outstanding):
             self._lane.table.forget(wr_id)
             self._completed(Completion(wr_id, WR_FLUSH_ERR, 0, 0, self.qp_num, 0, 0, 0))
-
-    @property
-    def _receives_outstanding(self) -> int:
-        return sum(1 for _, receive in self._outstanding.values() if receive)
 
     def _post_marker(self, *, receive: bool) -> _Marker:
         """One that is refused (the queue is full, the count of an earlier post being unknown) never

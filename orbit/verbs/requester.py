@@ -132,9 +132,9 @@ class Transfer:
     def feed(self, event: RequesterInput) -> None:
         self._carry_out(self._machine.step(event, self._loop.time()))
 
-    def posting(self) -> None:
-        """Now the first work request goes out."""
-        self._posted_at = self._posted_at or self._loop.time()
+    def posted(self, at: float) -> None:
+        """Work requests of this transfer went out, the first of them at that time."""
+        self._posted_at = self._posted_at or at
 
     def read_completed(self, completion: Completion, nbytes: int) -> None:
         if self.ended:
@@ -143,7 +143,7 @@ class Transfer:
             qp_num = self.member.queue_pair.qp_num
             self.feed(ReadFailed(str(completion_error(completion, qp_num, "read"))))
             return
-        self._arrived_at = self._loop.time()
+        self._arrived_at = self.member.queue_pair.lane.found_at
         self.member.counters.read_bytes += nbytes
         self.feed(ReadsCompleted(1))
         if self.progress is not None:
@@ -292,12 +292,12 @@ class ReadMember:
             postings = [self._read(transfer, piece) for piece in pieces]
             if receipt:
                 postings.append(self._receipt(transfer))
-            transfer.posting()
             self.queue_pair.post_send(postings)
         except (BusyError, ClosedError, DeviceError) as error:
             if not transfer.ended:
                 transfer.feed(PostFailed(str(error)))
             return
+        transfer.posted(self.queue_pair.posted_at)
         self.counters.reads += len(pieces)
         self.counters.receipts_sent += receipt
 

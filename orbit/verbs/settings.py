@@ -62,7 +62,9 @@ class RdmaPathConfig:
 
     # Spinning starves the kernel's own receive work where cores are few (D10).
     spin_us: int | None = None
-    nap_us: int = 1000
+    # Ends with the completion: microseconds on hardware, 0.7 to 2 ms for 64 KiB on an emulated
+    # processor, where parking in the event loop costs as much again. A silent peer costs all of it.
+    nap_us: int = 3000
     nap_bytes_max: int = 256 << 10
 
     def __post_init__(self) -> None:
