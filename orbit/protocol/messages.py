@@ -28,7 +28,7 @@ class Message:
     __slots__ = ()
 
     def to_wire(self) -> dict[str, Any]:
-        names = (f.name for f in fields(self))  # type: ignore[arg-type]
+        names = _schema(type(self))  # type: ignore[arg-type]
         return {name: _pack(getattr(self, name)) for name in names}
 
     @classmethod
@@ -50,6 +50,8 @@ class Message:
 
 
 def _pack(value: object) -> object:
+    if type(value) in _SCALARS:
+        return value
     if isinstance(value, Handle):
         return {"hi": value.worker_id, "lo": value.slot_id}
     if isinstance(value, Message):
@@ -84,6 +86,7 @@ def _unpack(owner: str, name: str, kind: Any, value: object) -> Any:
     return value
 
 
+_SCALARS = frozenset({bytes, str, bool, int, float, type(None)})  # most fields, so looked at first
 _PLAIN = (bytes, str, bool)  # nothing about them can be wrong beside the type
 
 

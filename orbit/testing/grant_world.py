@@ -155,7 +155,9 @@ class GrantWorld:
     once nothing else can happen, since time always passes.
     """
 
-    def __init__(self, grants: int = 2, faults: int = 2, reads: int = 2) -> None:
+    def __init__(
+        self, grants: int = 2, faults: int = 2, reads: int = 2, *, chained: bool = True
+    ) -> None:
         self.grants = [Grant() for _ in range(grants)]
         self.faults = faults
         self.source_qp = QueuePair()
@@ -165,6 +167,7 @@ class GrantWorld:
         self.control: tuple[tuple[str, int], ...] = ()  # in flight; any of them may arrive next
         self.epoch = "open"  # then "closing" (the source's side knows), then "closed"
         self.reads = reads
+        self.chained = chained
         self._to_source: deque[tuple[int, SourceInput]] = deque()
         self._to_requester: deque[tuple[int, RequesterInput]] = deque()
 
@@ -278,7 +281,7 @@ class GrantWorld:
             planner = RoundPlanner(
                 self.reads, piece_bytes=1, inflight_bytes_max=1, send_slots=self.reads + 1
             )
-            grant.requester = GrantRequester(planner)
+            grant.requester = GrantRequester(planner, chained=self.chained)
             return
         self.end_lease(i, transferred=what == "done")
 

@@ -18,6 +18,7 @@ import numpy as np
 from owner import say, usage
 
 import orbit
+from orbit.cli.running import run
 
 
 async def consume(args: argparse.Namespace) -> None:
@@ -75,7 +76,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.cpu is not None:
         os.sched_setaffinity(0, {args.cpu})
-    asyncio.run(consume(args))
+    run(consume(args))
 
 
 if __name__ == "__main__":

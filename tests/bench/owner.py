@@ -17,6 +17,7 @@ import time
 import numpy as np
 
 import orbit
+from orbit.cli.running import run
 
 
 async def serve(args: argparse.Namespace) -> None:
@@ -62,7 +63,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.cpu is not None:
         os.sched_setaffinity(0, {args.cpu})
-    asyncio.run(serve(args))
+    run(serve(args))
 
 
 if __name__ == "__main__":

@@ -82,6 +82,10 @@ def _extras() -> tuple[Any, Any, Any]:
             g.RoundPlanner(1, piece_bytes=1, inflight_bytes_max=1, send_slots=2)
         )
 
+    def unchained() -> g.GrantRequester:
+        planner = g.RoundPlanner(2, piece_bytes=1, inflight_bytes_max=2, send_slots=3)
+        return g.GrantRequester(planner, chained=False)
+
     def tcp() -> f.Fetch:
         return f.Fetch(f.FetchPlan(Transport.TCP, PathReason.OK))
 
@@ -95,7 +99,7 @@ def _extras() -> tuple[Any, Any, Any]:
     short = AcquireReply(ready=ReadyAnswer(8, 0, 3, "below_min", b"ab"))
     tcp_pull = AcquireReply(ready=ReadyAnswer(8, 1, 3, "below_min"))
     roads = {
-        "grant_requester": [("one piece", [])],
+        "grant_requester": [("one piece", []), ("unchained", [g.Start()])],
         "fetch": [
             ("tcp", []),
             ("demanded", []),
@@ -105,6 +109,7 @@ def _extras() -> tuple[Any, Any, Any]:
     }
     builds = {
         ("grant_requester", "one piece"): one_piece,
+        ("grant_requester", "unchained"): unchained,
         ("fetch", "tcp"): tcp,
         ("fetch", "demanded"): demanded,
         ("fetch", "demanded later"): demanded_later,
