@@ -46,8 +46,8 @@ from .counters import PathCounters
 from .deadline_timer import DeadlineTimer
 from .device import DeviceContext
 from .queue_pair import BulkQueuePair, Posting, QueuePairState, RemoteEnd, completion_error
-from .records import Completion
 from .quirks import quirks_of
+from .records import Completion
 from .registration import RegisteredBlock
 from .retention import Retained
 from .source import GrantEnds
