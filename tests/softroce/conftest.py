@@ -86,7 +86,7 @@ class Lab:
             if process.poll() is None:
                 process.kill()
             process.wait(_END_TIMEOUT_S)
-            for stream in (process.stdout, process.stderr):
+            for stream in (process.stdin, process.stdout, process.stderr):
                 if stream is not None:
                     stream.close()
 

@@ -97,9 +97,9 @@ def hosts() -> Iterator[Hosts]:
 
 @pytest.fixture
 def slow_rails(hosts: Hosts) -> Iterator[None]:
-    """About 20 MB/s from A to B, so that something can happen in the middle of a transfer."""
+    """About 6 MB/s from A to B, so that something can happen in the middle of a transfer."""
     ends = hosts.lab.net_devices("A")
-    shape = ["root", "tbf", "rate", "200mbit", "burst", "64kb", "limit", "16mb"]
+    shape = ["root", "tbf", "rate", "50mbit", "burst", "64kb", "limit", "16mb"]
     for end in ends:
         subprocess.run(["tc", "qdisc", "add", "dev", end, *shape], check=True)
     yield
@@ -173,10 +173,13 @@ def test_without_rdma_the_bytes_come_by_tcp_with_the_reason(
     hosts.wait_for_no_lease()
 
 
-def test_no_arena_at_the_consumer_is_pool_exhausted(hosts: Hosts) -> None:
-    ticket = hosts.serve(100_000)
-    hosts.consumer.ask("open", rdma={"registered_bytes_budget": 0})
+def test_no_memory_to_register_at_the_consumer_is_pool_exhausted(hosts: Hosts) -> None:
+    ticket = hosts.serve(4 * MIB)
+    hosts.consumer.ask("open")
+    hosts.consumer.ask("limit_memory", memlock_bytes=MIB)
+    hosts.consumer.ask("open")
     got = hosts.consumer.ask("get", **ticket)
+    hosts.consumer.restart()
     assert (got["path"], got["reason"], got["same"]) == ("tcp", "pool_exhausted", True)
     assert got["decisions"] == {consumer_decision("tcp", "pool_exhausted"): 1}
     hosts.wait_for_no_lease()
@@ -184,7 +187,7 @@ def test_no_arena_at_the_consumer_is_pool_exhausted(hosts: Hosts) -> None:
 
 @pytest.mark.usefixtures("slow_rails")
 def test_a_failed_read_falls_back_once_and_the_path_recovers(hosts: Hosts) -> None:
-    ticket = hosts.serve(20 * MIB)
+    ticket = hosts.serve(16 * MIB)
     hosts.consumer.ask("open")
     hosts.consumer.tell("get", announce=True, **ticket)
     assert hosts.consumer.heard()["begun"] > 0
@@ -207,7 +210,7 @@ def test_a_failed_read_falls_back_once_and_the_path_recovers(hosts: Hosts) -> No
 
 @pytest.mark.usefixtures("slow_rails")
 def test_a_killed_consumer_leaves_nothing_at_the_owner(hosts: Hosts) -> None:
-    ticket = hosts.serve(40 * MIB)
+    ticket = hosts.serve(16 * MIB)
     hosts.consumer.ask("open")
     hosts.consumer.tell("get", announce=True, **ticket)
     assert hosts.consumer.heard()["begun"] > 0
@@ -220,7 +223,7 @@ def test_a_killed_consumer_leaves_nothing_at_the_owner(hosts: Hosts) -> None:
 
 @pytest.mark.usefixtures("slow_rails")
 def test_a_killed_owner_is_an_error_and_not_a_hang(hosts: Hosts) -> None:
-    ticket = hosts.serve(40 * MIB)
+    ticket = hosts.serve(16 * MIB)
     hosts.consumer.ask("open")
     hosts.consumer.tell("get", announce=True, **ticket)
     assert hosts.consumer.heard()["begun"] > 0
@@ -244,7 +247,7 @@ def test_a_child_that_forks_and_exits_takes_nothing_along(hosts: Hosts) -> None:
 
 @pytest.mark.usefixtures("slow_rails")
 def test_an_interpreter_that_exits_with_everything_open_is_gone_at_once(hosts: Hosts) -> None:
-    ticket = hosts.serve(40 * MIB)
+    ticket = hosts.serve(16 * MIB)
     hosts.consumer.ask("open")
     hosts.consumer.tell("get", announce=True, **ticket)
     assert hosts.consumer.heard()["begun"] > 0
