@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from ..errors import DeviceError, InternalError
@@ -156,7 +157,8 @@ class Lane:
             self.poll()
             return
         left_us = nap_us
-        deadline = self._loop.time() + nap_us / 1e6
+        # Not the loop's clock: uvloop's stands still within a callback.
+        deadline = time.perf_counter() + nap_us / 1e6
         while left_us > 0 and not done():
             self.naps += 1
             try:
@@ -169,7 +171,7 @@ class Lane:
             # The helper leaves the queue armed only when it found nothing.
             self._armed = not found
             self._dispatch(found)
-            left_us = int((deadline - self._loop.time()) * 1e6)
+            left_us = int((deadline - time.perf_counter()) * 1e6)
         if not self._armed:
             # What was found had raised an event if the queue was armed: the loop needs no waking.
             self._on_readable()
@@ -216,8 +218,7 @@ class Lane:
         if not found:
             return
         self.completions += len(found)
-        if self._loop is not None:
-            self.found_at = self._loop.time()
+        self.found_at = time.perf_counter()
         for completion in found:
             handler = self.table.take(completion.wr_id)
             if handler is None:

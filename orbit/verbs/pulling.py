@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import Any
 
 from ..errors import ClosedError, DeviceError, PathFailed
@@ -36,7 +37,7 @@ class Pull:
         self._config = config
         self._progress = progress
         self._prepared: PreparedTarget | None = None
-        self._clock = asyncio.get_running_loop().time
+        self._clock = time.perf_counter  # uvloop's own clock stands still within a callback
         self._phases: dict[str, float] = {}
 
     @property

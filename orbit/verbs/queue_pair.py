@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -103,7 +104,7 @@ class BulkQueuePair:
         self._progress = asyncio.Event()  # something completed while draining
         self.state = QueuePairState.IDLE
         self.cause: OrbitError | None = None
-        self.posted_at = 0.0  # the latest post of send work, by the loop's clock
+        self.posted_at = 0.0  # the latest post of send work, by time.perf_counter
         self.send_free = config.send_depth
         self.recv_free = config.recv_depth
 
@@ -164,7 +165,7 @@ class BulkQueuePair:
         self._check_room(len(postings), self.send_free)
         wr_ids = [self._expect(posting, receive=False) for posting in postings]
         packed = [posting.pack(wr_id) for posting, wr_id in zip(postings, wr_ids, strict=True)]
-        self.posted_at = asyncio.get_running_loop().time()
+        self.posted_at = time.perf_counter()
         self._settle_post("post_send", self._turn.post_send(self.native, packed), wr_ids)
 
     def post_recv(self, postings: Sequence[Posting]) -> None:

@@ -164,3 +164,19 @@ class TestSendAdmission:
                 admission.acquire_nowait(1)
 
         asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+def test_a_nap_in_vain_ends(run_async: Callable[..., Any]) -> None:
+    async def scenario() -> None:
+        fabric = ScriptedFabric()
+        fabric.add_device("fake")
+        context = ScriptedProvider(fabric).open("fake")
+        lane = Lane.open(fabric.turn, context, 64, 0)
+        lane.start(asyncio.get_running_loop())
+        lane.nap(lambda: False, 5000)  # uvloop's clock stands still within a callback
+        assert lane.naps >= 1
+        lane.close()
+        context.close()
+
+    run_async(scenario())
