@@ -69,8 +69,8 @@ class Transport(StrEnum):
 
 
 class PathReason(StrEnum):
-    """Why a path was taken or not. The first block is seed 001's label set; the rest names what
-    its sets leave out.
+    """Why a path was taken or not. First the owner's and the consumer's decisions about an acquire
+    (D12), then what a device or a peer lacks.
     """
 
     OK = "ok"

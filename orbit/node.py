@@ -14,7 +14,7 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from .config import NodeConfig, RdmaConfig, resolve
+from .config import NodeConfig, resolve
 from .errors import ClosedError, ConfigError, DeviceError, UsageError
 from .events import EventSink, Recorder
 from .model import (
@@ -314,7 +314,7 @@ async def _open_paths(config: NodeConfig) -> tuple[Paths, tuple[RailHint, ...], 
     # Imported here: a TCP node needs no ctypes, and a build without verbs has no helper.
     from .verbs.opening import open_rdma_path
 
-    rdma, reason, detail = await open_rdma_path(None, _rdma_path_config(config.rdma))
+    rdma, reason, detail = await open_rdma_path(None, _rdma_path_config(config))
     if rdma is None:
         return Paths(tcp, None, reason, detail), (), Limits()
     return Paths(tcp, rdma, PathReason.OK, detail, rdma.memory), rdma.rails, rdma.limits
@@ -342,22 +342,24 @@ def _dial_options(config: NodeConfig) -> DialOptions:
     )
 
 
-def _rdma_path_config(config: RdmaConfig) -> RdmaPathConfig:
+def _rdma_path_config(config: NodeConfig) -> RdmaPathConfig:
     from .verbs.settings import RdmaPathConfig
 
+    rdma = config.rdma
     return RdmaPathConfig(
-        device=config.device or "",
-        port=config.port or 0,
-        gid_index=config.gid_index,
-        gid=config.gid or "",
-        pkey=config.pkey,
-        require_range=config.require_range,
-        width=config.bulk_width,
-        arena_bytes=config.arena_bytes,
-        registered_bytes_budget=config.registered_bytes_budget,
-        window_key_indices_max=config.window_key_indices_max,
-        connect_timeout_s=config.device_timeout_s,
-        drain_timeout_s=config.device_timeout_s,
+        device=rdma.device or "",
+        port=rdma.port or 0,
+        gid_index=rdma.gid_index,
+        gid=rdma.gid or "",
+        pkey=rdma.pkey,
+        require_range=rdma.require_range,
+        width=rdma.bulk_width,
+        arena_bytes=rdma.arena_bytes,
+        registered_bytes_budget=rdma.registered_bytes_budget,
+        window_key_indices_max=rdma.window_key_indices_max,
+        connect_timeout_s=rdma.device_timeout_s,
+        drain_timeout_s=rdma.device_timeout_s,
+        progress_timeout_s=config.timeouts.no_progress_s,
     )
 
 

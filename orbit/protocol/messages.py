@@ -5,7 +5,7 @@ ones take their default, and every default means what the protocol did before th
 so that old and new peers understand each other. A field without a default has been there from the
 first version. This module knows no bytes: `codec` does.
 
-Method names are seed 001's, with `_connect_bulk` of DESIGN D3 beside them.
+Method names: `_rv_*` of rendezvous, with `_connect_bulk` of D3 beside them.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class RailHint(Message):
 @dataclass(frozen=True, slots=True)
 class Limits(Message):
     """What a side grants and can take. Zeros mean: this side has no RC message link (credits are
-    DESIGN D6's).
+    D6's).
     """
 
     message_credits: int = 0
@@ -207,7 +207,7 @@ class BulkHello(Message):
     token: bytes
 
 
-# --- rendezvous calls (seed 001) ---
+# --- rendezvous calls ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ class RdmaOffer(Message):
 class AcquireRequest(Message):
     """Take a read lock and let the owner choose the path. `rdma` None: no offer. `inline_max`
     bytes may ride on the answer. `skip_threshold`: the caller demanded RDMA, so rdma_min_bytes
-    does not apply (DESIGN D12).
+    does not apply (D12).
     """
 
     METHOD: ClassVar[str] = "_rv_acquire"
@@ -249,7 +249,7 @@ class AcquireRequest(Message):
 
 @dataclass(frozen=True, slots=True)
 class RdmaAnswer(Message):
-    """The 29-byte descriptor with its key, and the grant record beside it (DESIGN D2). `total_len`
+    """The 29-byte descriptor with its key, and the grant record beside it (D2). `total_len`
     is the payload's size, so that a consumer can check and allocate before it decodes anything.
     """
 
@@ -323,7 +323,7 @@ class EmptyReply(Message):
     pass
 
 
-# --- bulk queue pairs (DESIGN D3) ---
+# --- bulk queue pairs (D3) ---
 
 
 @dataclass(frozen=True, slots=True)

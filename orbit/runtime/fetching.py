@@ -50,7 +50,7 @@ from .timer import DeadlineTimer
 
 _log = logging.getLogger("orbit")
 
-RENEWAL_FLOOR_S = 0.005  # seed 001: renewals go out at most every 5 ms
+RENEWAL_FLOOR_S = 0.005  # a lease so short that it needs more is not worth having
 
 
 @dataclass(frozen=True, slots=True)
