@@ -155,9 +155,7 @@ class GrantWorld:
     once nothing else can happen, since time always passes.
     """
 
-    def __init__(
-        self, grants: int = 2, faults: int = 2, reads: int = 2, *, chained: bool = True
-    ) -> None:
+    def __init__(self, grants: int = 2, faults: int = 2, reads: int = 2) -> None:
         self.grants = [Grant() for _ in range(grants)]
         self.faults = faults
         self.source_qp = QueuePair()
@@ -167,7 +165,6 @@ class GrantWorld:
         self.control: tuple[tuple[str, int], ...] = ()  # in flight; any of them may arrive next
         self.epoch = "open"  # then "closing" (the source's side knows), then "closed"
         self.reads = reads
-        self.chained = chained
         self._to_source: deque[tuple[int, SourceInput]] = deque()
         self._to_requester: deque[tuple[int, RequesterInput]] = deque()
 
@@ -281,7 +278,7 @@ class GrantWorld:
             planner = RoundPlanner(
                 self.reads, piece_bytes=1, inflight_bytes_max=1, send_slots=self.reads + 1
             )
-            grant.requester = GrantRequester(planner, chained=self.chained)
+            grant.requester = GrantRequester(planner)
             return
         self.end_lease(i, transferred=what == "done")
 

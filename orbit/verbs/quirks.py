@@ -23,7 +23,6 @@ class Quirks:
     endless_retry_cnt: int | None = None  # this retry_cnt never gives up
     invalidate_ends_kernel: bool = False  # of a window that is not bound
     bound_window_blocks_destroy: bool = False  # of its queue pair, for 50 s
-    fence_holds_post: bool = False  # a fenced request behind a READ: the post returns late
     remote_key_without_access: bool = True  # a region has an rkey even if nothing remote is allowed
 
 
@@ -38,7 +37,6 @@ RXE = Quirks(
     endless_retry_cnt=7,
     invalidate_ends_kernel=True,
     bound_window_blocks_destroy=True,
-    fence_holds_post=True,
     remote_key_without_access=False,
 )
 

@@ -46,7 +46,6 @@ from .counters import PathCounters
 from .deadline_timer import DeadlineTimer
 from .device import DeviceContext
 from .queue_pair import BulkQueuePair, Posting, QueuePairState, RemoteEnd, completion_error
-from .quirks import quirks_of
 from .records import Completion
 from .registration import RegisteredBlock
 from .retention import Retained
@@ -93,10 +92,7 @@ class Transfer:
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self._timer = DeadlineTimer(self._on_timer)
-        quirks = quirks_of(member.device.limits.vendor_id)
-        self._machine = GrantRequester(
-            self._new_planner(record.length, 2), timeouts, chained=not quirks.fence_holds_post
-        )
+        self._machine = GrantRequester(self._new_planner(record.length, 2), timeouts)
 
     @property
     def ended(self) -> bool:

@@ -1,10 +1,10 @@
 """The requester's side of one grant: READs in rounds, one receipt, and an end that proves the
 target untouched.
 
-The receipt (fenced SEND_WITH_INV) rides with the last READ, or follows it, and is posted at most
-once, whatever happens later. A pull that is given up stops posting and hands the grant back by its
-receipt, so that the queue pair lives on for its siblings; only what cannot end in time kills the
-queue pair. It knows no device: `verbs/requester.py` carries out the effects.
+The receipt (fenced SEND_WITH_INV) rides with the last READ and is posted at most once, whatever
+happens later. A pull that is given up stops posting and hands the grant back by its receipt, so
+that the queue pair lives on for its siblings; only what cannot end in time kills the queue pair. It
+knows no device: `verbs/requester.py` carries out the effects.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ REQUESTER_TABLE: Table[RequesterState] = {
         SessionClosed: _to(_R.FAILED),
     },
     _R.READING: {
-        ReadsCompleted: _to(_R.READING, _R.CLOSING, _R.SETTLING),
+        ReadsCompleted: _to(_R.READING, _R.CLOSING),
         Cancel: _to(_R.STOPPING),
         ReadFailed: _KILL,
         PostFailed: _KILL,
@@ -186,7 +186,6 @@ REQUESTER_TABLE: Table[RequesterState] = {
     _R.SETTLING: {
         ReceiptCompleted: _to(_R.FINISHED),
         ReceiptFailed: _to(_R.FINISHED),
-        PostFailed: _to(_R.FINISHED),
         QueuePairFailed: _to(_R.FINISHED),
         SessionClosed: _to(_R.FINISHED),
         TimedOut: _to(_R.FINISHED),
@@ -233,20 +232,12 @@ class GrantRequester(TableMachine[RequesterState, RequesterInput, RequesterEffec
     """One grant at its requester. Feed inputs with `step`, re-arm one timer for `deadline`.
 
     The planner's send slots are an allotment of the queue pair's send queue, reserved until the
-    machine has ended. With `chained` the receipt rides in the post of the last READs; without, it
-    is posted when they have completed, for devices on which the fence holds up the post itself.
+    machine has ended.
     """
 
-    def __init__(
-        self,
-        planner: RoundPlanner,
-        timeouts: GrantTimeouts | None = None,
-        *,
-        chained: bool = True,
-    ) -> None:
+    def __init__(self, planner: RoundPlanner, timeouts: GrantTimeouts | None = None) -> None:
         super().__init__(REQUESTER_TABLE, RequesterState.READY)
         self.planner = planner
-        self.chained = chained
         self.receipt_posted = False
         self._timeouts = timeouts or GrantTimeouts()
         self.cause = ""  # why it was given up or killed; the first cause stays
@@ -296,9 +287,9 @@ class GrantRequester(TableMachine[RequesterState, RequesterInput, RequesterEffec
                 return state, []  # late news in an ending or ended grant
 
     def _advance(self) -> _Step:
-        """Post what fits; chained, the receipt rides with the last READ."""
+        """Post what fits; the receipt rides with the last READ."""
         pieces = self.planner.next_round()
-        if self.planner.all_posted and self.chained:
+        if self.planner.all_posted:
             return _R.CLOSING, [self._post(pieces, receipt=True)]
         return _R.READING, [self._post(pieces, receipt=False)] if pieces else []
 
@@ -307,8 +298,6 @@ class GrantRequester(TableMachine[RequesterState, RequesterInput, RequesterEffec
         match self.state:
             case _R.READING:
                 self.deadline = now + self._timeouts.progress_s
-                if self.planner.finished:
-                    return _R.SETTLING, [Complete(), self._post((), receipt=True)]
                 return self._advance()
             case _R.CLOSING:
                 self.deadline = now + self._timeouts.progress_s

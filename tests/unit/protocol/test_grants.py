@@ -57,16 +57,6 @@ def requester(total: int = 4, slots: int = 4, inflight: int = 4) -> GrantRequest
     return GrantRequester(planner, TIMEOUTS)
 
 
-def test_unchained_the_receipt_follows_the_last_read() -> None:
-    planner = RoundPlanner(2, piece_bytes=1, inflight_bytes_max=2, send_slots=3)
-    grant = GrantRequester(planner, TIMEOUTS, chained=False)
-    assert grant.step(Start(), 0) == [Post((Piece(0, 1), Piece(1, 1)), receipt=False)]
-    assert grant.step(ReadsCompleted(1), 0) == []
-    assert grant.step(ReadsCompleted(1), 0) == [Complete(), Post((), receipt=True)]
-    assert grant.step(ReceiptCompleted(), 0) == []
-    assert grant.ended
-
-
 # --- source ---------------------------------------------------------------------------------------
 
 

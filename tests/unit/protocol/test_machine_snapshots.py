@@ -82,10 +82,6 @@ def _extras() -> tuple[Any, Any, Any]:
             g.RoundPlanner(1, piece_bytes=1, inflight_bytes_max=1, send_slots=2)
         )
 
-    def unchained() -> g.GrantRequester:
-        planner = g.RoundPlanner(2, piece_bytes=1, inflight_bytes_max=2, send_slots=3)
-        return g.GrantRequester(planner, chained=False)
-
     def tcp() -> f.Fetch:
         return f.Fetch(f.FetchPlan(Transport.TCP, PathReason.OK))
 
@@ -99,7 +95,7 @@ def _extras() -> tuple[Any, Any, Any]:
     short = AcquireReply(ready=ReadyAnswer(8, 0, 3, "below_min", b"ab"))
     tcp_pull = AcquireReply(ready=ReadyAnswer(8, 1, 3, "below_min"))
     roads = {
-        "grant_requester": [("one piece", []), ("unchained", [g.Start()])],
+        "grant_requester": [("one piece", [])],
         "fetch": [
             ("tcp", []),
             ("demanded", []),
@@ -109,7 +105,6 @@ def _extras() -> tuple[Any, Any, Any]:
     }
     builds = {
         ("grant_requester", "one piece"): one_piece,
-        ("grant_requester", "unchained"): unchained,
         ("fetch", "tcp"): tcp,
         ("fetch", "demanded"): demanded,
         ("fetch", "demanded later"): demanded_later,
