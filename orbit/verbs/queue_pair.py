@@ -27,6 +27,7 @@ from ..errors import (
 from . import records
 from .lane import Handler, Lane
 from .offload import Offload, finish
+from .outcomes import take_exception
 from .provider import NativeQueuePair, QueuePairCaps
 from .records import Completion, QueuePairAttributes
 from .settings import RdmaPathConfig
@@ -192,7 +193,7 @@ class BulkQueuePair:
             return
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._drain())
-            self._draining.add_done_callback(_take_exception)
+            self._draining.add_done_callback(take_exception)
         await asyncio.shield(self._draining)
 
     async def close(self) -> None:
@@ -386,8 +387,3 @@ def _steps(
             rnr_retry=config.rnr_retry,
         ),
     )
-
-
-def _take_exception(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.exception()

@@ -45,6 +45,7 @@ from .admission import SendAdmission, Share
 from .counters import PathCounters
 from .deadline_timer import DeadlineTimer
 from .device import DeviceContext
+from .outcomes import settle, take_exception
 from .queue_pair import BulkQueuePair, Posting, QueuePairState, RemoteEnd, completion_error
 from .records import Completion
 from .registration import RegisteredBlock
@@ -182,15 +183,15 @@ class Transfer:
                 self.member.post(self, pieces, receipt=receipt)
             case Complete():
                 self._let_go()
-                _settle(self.finished)
+                settle(self.finished)
             case Fail(cause, _):
                 self._let_go()
-                _settle(self.finished, PathFailed(PathName.RDMA, PathReason.GET_FAILED, cause))
+                settle(self.finished, PathFailed(PathName.RDMA, PathReason.GET_FAILED, cause))
             case KillQueuePair(cause):
                 self.member.abort(OrbitError(cause))
             case Retain(cause):
                 self.member.retain(self, cause)
-                _settle(self.finished, Unquiesced("the target", self.record.length, cause))
+                settle(self.finished, Unquiesced("the target", self.record.length, cause))
             case ReleaseTarget():
                 self.member.retained.remove(self)
 
@@ -367,7 +368,7 @@ class ReadMember:
             self.counters.aborts += 1
             self.admission.close()
             self._ending = asyncio.get_running_loop().create_task(self._end(cause))
-            self._ending.add_done_callback(_take_exception)
+            self._ending.add_done_callback(take_exception)
             self._on_lost(self)
 
     async def _end(self, cause: OrbitError) -> None:
@@ -391,18 +392,3 @@ class ReadMember:
     def _retain_self(self, cause: str) -> None:
         now = asyncio.get_running_loop().time()
         self.retained.add(self, str(self), 0, cause, now)
-
-
-def _settle(future: asyncio.Future[None], error: OrbitError | None = None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)
-        future.exception()  # seen: nobody may be waiting
-
-
-def _take_exception(future: asyncio.Future[None]) -> None:
-    if not future.cancelled():
-        future.exception()

@@ -56,6 +56,7 @@ from . import records
 from .counters import PathCounters
 from .deadline_timer import DeadlineTimer
 from .device import DeviceContext
+from .outcomes import settle, take_exception
 from .queue_pair import BulkQueuePair, Posting, QueuePairState, RemoteEnd, completion_error
 from .records import Completion
 from .registration import RegisteredBlock
@@ -162,9 +163,9 @@ class SourceGrant:
             case PostReceive():
                 self.member.post_receive(self)
             case Publish():
-                _settle(self.published)
+                settle(self.published)
             case FailExposure(reason, cause):
-                _settle(self.published, PathUnavailable(PathName.RDMA, reason, cause))
+                settle(self.published, PathUnavailable(PathName.RDMA, reason, cause))
             case RecycleWindow():
                 self.member.recycle_window(self)
             case FreeWindow():
@@ -173,10 +174,10 @@ class SourceGrant:
                 self.member.abort(OrbitError(cause))
             case ReleaseMemory():
                 self.member.remove(self)
-                _settle(self.released)
+                settle(self.released)
             case Retain(cause):
                 self.member.retain(self, cause)
-                _settle(
+                settle(
                     self.released,
                     Unquiesced(f"lease on {self.member}", self.record.length, cause),
                 )
@@ -376,7 +377,7 @@ class SourceMember:
         if self._ending is None:
             self._counters.aborts += 1
             self._ending = asyncio.get_running_loop().create_task(self._end(cause))
-            self._ending.add_done_callback(_take_exception)
+            self._ending.add_done_callback(take_exception)
             self._on_lost(self)
 
     async def _end(self, cause: OrbitError) -> None:
@@ -404,18 +405,3 @@ class SourceMember:
     def _retain_self(self, cause: str) -> None:
         now = asyncio.get_running_loop().time()
         self._retained.add(self, str(self), 0, cause, now)
-
-
-def _settle(future: asyncio.Future[None], error: OrbitError | None = None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)
-        future.exception()  # seen: nobody may be waiting
-
-
-def _take_exception(future: asyncio.Future[None]) -> None:
-    if not future.cancelled():
-        future.exception()
