@@ -94,6 +94,56 @@ class RendezvousConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MessagingConfig:
+    """Messages, calls and streams. Windows and slabs are what this node grants to each peer."""
+
+    transports: tuple[str, ...] = ("rdma", "tcp")  # by priority; the first that can be had
+    credits: int = 64  # slabs of messages and stream items that a peer may have on their way
+    reply_credits: int = 16  # slabs of replies; at least a quarter of `credits`
+    slab_bytes: int = 8 * KIB  # one receive buffer of a device
+    eager_max_bytes: int = 256 * KIB  # longer payloads travel by rendezvous
+    inbound_max_bytes: int = 8 * MIB  # of one peer's messages that no handler has finished yet
+    queue_frames: int = 1024  # of one peer, waiting to leave
+    queue_bytes: int = 16 * MIB
+    outstanding_calls: int = 65_535  # of this node, all peers together
+    receive_slabs: int = 1024  # of one device's shared receive queue; bounds peers with RDMA links
+    eager_wireup: bool = False  # open the link when a peer is added: a hint, nobody waits for it
+    idle_close_s: float | None = None  # close links that were idle so long; None: never
+    ready_timeout_s: float = 3.0  # an RDMA link that is not ready by then: TCP for this connection
+    ping_timeout_s: float = 2.0
+    heartbeat_s: float = 5.0  # of streams; three missed ones end a stream
+
+    def __post_init__(self) -> None:
+        unknown = set(self.transports) - {"rdma", "tcp"}
+        if unknown or not self.transports or len(set(self.transports)) != len(self.transports):
+            raise ConfigError(
+                "messaging.transports", self.transports, "must order some of rdma, tcp"
+            )
+        _check_range("messaging.credits", self.credits, 1, 16_384)
+        low = -(-self.credits // 4)
+        _check_range("messaging.reply_credits", self.reply_credits, low, 16_384)
+        _check_range("messaging.slab_bytes", self.slab_bytes, 512, MIB)
+        _check_range("messaging.eager_max_bytes", self.eager_max_bytes, 0, 512 * KIB)
+        # Otherwise one message that is only partly here could withhold its own credit for ever.
+        _check_range(
+            "messaging.inbound_max_bytes",
+            self.inbound_max_bytes,
+            2 * self.eager_max_bytes + KIB,
+            1 << 40,
+        )
+        _check_range("messaging.queue_frames", self.queue_frames, 1, 1 << 20)
+        _check_range("messaging.queue_bytes", self.queue_bytes, self.eager_max_bytes, 1 << 40)
+        _check_range("messaging.outstanding_calls", self.outstanding_calls, 1, 65_535)
+        _check_range("messaging.receive_slabs", self.receive_slabs, 32, 32_767)
+        if self.idle_close_s is not None:
+            _check_seconds("messaging.idle_close_s", self.idle_close_s)
+            if self.idle_close_s < 0.5:
+                raise ConfigError("messaging.idle_close_s", self.idle_close_s, "is below 0.5")
+        for name in ("ready_timeout_s", "ping_timeout_s", "heartbeat_s"):
+            _check_seconds(f"messaging.{name}", getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutConfig:
     """Every wait has its own bound; all are durations in seconds."""
 
@@ -128,6 +178,7 @@ class NodeConfig:
     client_tls: SSLContext | None = None
     rdma: RdmaConfig = field(default_factory=RdmaConfig)
     rendezvous: RendezvousConfig = field(default_factory=RendezvousConfig)
+    messaging: MessagingConfig = field(default_factory=MessagingConfig)
     timeouts: TimeoutConfig = field(default_factory=TimeoutConfig)
 
     def __post_init__(self) -> None:

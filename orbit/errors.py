@@ -168,6 +168,63 @@ class PeerProtocolError(PeerError):
     code = "peer_protocol"
 
 
+class OutcomeUnknown(PeerLost):
+    """A call was on its way when its link ended: the peer may have run the handler, or not."""
+
+    code = "outcome_unknown"
+
+
+class NotAdmitted(PeerError):
+    """A message was given up before a byte of it left: nothing of it reached the peer. `cause` says
+    why; sending it again is safe.
+    """
+
+    code = "not_admitted"
+
+    def __init__(self, peer: str, cause: str) -> None:
+        super().__init__(f"{peer}: message not sent ({cause})")
+        self.peer = peer
+        self.cause = cause
+
+
+class PeerDraining(PeerError):
+    """The peer shuts down and takes no new requests; the handler did not run."""
+
+    code = "peer_draining"
+
+    def __init__(self, peer: str) -> None:
+        super().__init__(f"{peer}: request rejected, the peer is shutting down")
+        self.peer = peer
+
+
+class RequestFailed(PeerError):
+    """The peer answered a message with an error. `reason` is one of unknown_handler, mismatch,
+    decode, failed (the handler raised), overflow (its lane is full), too_large or internal.
+    """
+
+    code = "request_failed"
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(
+            f"the peer could not answer: {reason}" + (f" ({detail})" if detail else "")
+        )
+        self.reason = reason
+        self.detail = detail
+
+
+class StreamError(PeerError):
+    """A stream ended before its end. `kind` is one of failed (the sender said so), dropped (the
+    sender went away), cancelled (the receiver said so) or lost (the peer or the link is gone).
+    """
+
+    code = "stream"
+
+    def __init__(self, kind: str, detail: str = "") -> None:
+        super().__init__(f"stream {kind}" + (f" ({detail})" if detail else ""))
+        self.kind = kind
+        self.detail = detail
+
+
 class UnknownHandle(OrbitError):
     """The owner holds nothing under this handle: never registered, released, or from an earlier
     life.

@@ -101,6 +101,8 @@ class PathReason(StrEnum):
     CONNECT_FAILED = "connect_failed"  # the bulk queue pairs to this peer could not be connected
     WINDOW_KEYS = "window_keys"  # no fresh window key is left in the protection domain
     WINDOWS_BUSY = "windows_busy"  # every grant slot to this peer is in use
+    NOT_READY = "not_ready"  # a message link was connected, but nothing arrived over it in time
+    NO_SLABS = "no_slabs"  # the receive queue has no room for another peer
     READ_ONLY = "read_only"  # the source is a read-only mapping, copied instead of registered
 
 

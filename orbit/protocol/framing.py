@@ -41,6 +41,7 @@ class FrameKind(IntEnum):
     PING = 20  # [n]
     PONG = 21  # [n]
     GOODBYE = 22  # []
+    PACKET = 23  # a packet of the epoch's TCP message link, raw (messaging/packets.py)
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,8 +134,8 @@ class RailHint(Message):
 
 @dataclass(frozen=True, slots=True)
 class Limits(Message):
-    """What a side grants and can take. Zeros mean: this side has no RC message link (credits are
-    D6's).
+    """What a side grants and can take. `message_credits` 0: it takes no messages at all; then the
+    three beside it mean nothing. A device's link may be granted less (`ConnectMessages`).
     """
 
     message_credits: int = 0
@@ -156,8 +156,9 @@ class Hello(Message):
     is 16 fresh bytes.
 
     `target` is the worker id that the dialer means to reach (0: whoever listens there); the
-    listener echoes the dialer's id. `message_qpn` and `message_psn` are 0 until an RC message
-    link exists.
+    listener echoes the dialer's id. `message_qpn` and `message_psn` are always 0: message queue
+    pairs are exchanged after the proof, by `ConnectMessagesRequest`. `endpoints` are where this
+    side can be dialed, as "host:port", so that the accepting end can open connections of its own.
     """
 
     version_min: int
@@ -172,6 +173,7 @@ class Hello(Message):
     limits: Limits = field(default_factory=Limits)
     message_qpn: int = 0
     message_psn: int = 0
+    endpoints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +373,61 @@ class BulkLostNotice(Message):
     array: int
     connection: bytes
     indexes: tuple[int, ...]
+
+
+# --- message links (D3, D7) ---
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectMessagesRequest(Message):
+    """Open the RC message link of this epoch, from the side that dialed. `attempt` rises with each
+    link of the epoch; an older one is refused. `credits` and `replies` are what this side grants.
+    """
+
+    METHOD: ClassVar[str] = "_connect_messages"
+    attempt: int
+    rail: RailHint
+    peer_gid: str  # the rail of the other side that this one chose
+    qpn: int
+    psn: int
+    credits: int
+    replies: int
+    slab_bytes: int
+    ceiling_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectMessagesReply(Message):
+    """The queue pair is connected and its receives are posted: the dialing side may send PING, the
+    ready step.
+    """
+
+    rail: RailHint
+    qpn: int
+    psn: int
+    credits: int
+    replies: int
+    slab_bytes: int
+    ceiling_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenMessagesNotice(Message):
+    """Notification, accepting side to dialing side: I want to send messages, open the RC link."""
+
+    METHOD: ClassVar[str] = "_open_messages"
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesLostNotice(Message):
+    """Notification: link `attempt` is gone on this side, or never became ready; it saves the other
+    side the retries of its next send.
+    """
+
+    METHOD: ClassVar[str] = "_messages_lost"
+    attempt: int
+    reason: str
+    detail: str = ""
 
 
 LEASE_ID_NONE = LeaseId(0)
