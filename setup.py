@@ -23,10 +23,20 @@ from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
 TURN = "orbit/verbs/_turn"
-NATIVE = Extension("orbit.verbs._turn._native", [f"{TURN}/native.c"], depends=[f"{TURN}/turn.h"])
+NATIVE = Extension(
+    "orbit.verbs._turn._native",
+    [f"{TURN}/{name}.c" for name in ("native", "poller")],
+    depends=[f"{TURN}/turn.h"],
+)
 SCRIPTED = Extension(
     "orbit.verbs._turn._scripted",
-    [f"{TURN}/scripted.c", f"{TURN}/scripted_calls.c", f"{TURN}/scripted_execute.c"],
+    [
+        f"{TURN}/{name}.c"
+        for name in (
+            *("scripted", "scripted_calls", "scripted_execute", "scripted_receives"),
+            *("scripted_events", "scripted_rules", "poller"),
+        )
+    ],
     depends=[f"{TURN}/{name}.h" for name in ("turn", "scripted", "scripted_state")],
 )
 
@@ -80,7 +90,7 @@ class BuildTurn(build_ext):
         fresh = target.with_suffix(".new")
         command = [
             *compiler(),
-            *("-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-fPIC", "-shared"),
+            *("-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-pthread", "-fPIC", "-shared"),
             *shlex.split(os.environ.get("CFLAGS", "")),
             *(f"-I{path}" for path in include_directories()),
             *(str(source) for source in sources),

@@ -14,7 +14,9 @@ import errno as errnos
 import functools
 import logging
 import os
+import select
 import socket
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,17 +24,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DeviceError
+from .async_events import AsyncEvent, Subject, event_of, kind_of, subject_of
 from .pinned import Field, PinnedObject, native_pointer
-from .provider import DeviceLimits, NativeChannel, NativeObject, PortFacts, QueuePairCaps
+from .provider import (
+    DeviceLimits,
+    NativeChannel,
+    NativeObject,
+    NativeSharedReceive,
+    PortFacts,
+    QueuePairCaps,
+)
 from .records import QueuePairAttributes
 from .turn import Turn, library_path
 
 if TYPE_CHECKING:
     from pyverbs.cq import CQ, CompChannel
+    from pyverbs.device import AsyncEvent as PyverbsAsyncEvent
     from pyverbs.device import Context
     from pyverbs.mr import MR, MW
     from pyverbs.pd import PD
     from pyverbs.qp import QP, QPInitAttr
+    from pyverbs.srq import SRQ
 
 # Values of the verbs ABI; pyverbs keeps them in a module that was renamed between releases.
 _QPT_RC, _MW_TYPE_2 = 2, 2
@@ -44,6 +56,12 @@ _PORT_ACTIVE = 4
 # Where an object keeps its pointer, counted from the end of the class that all of them extend. The
 # leading members of MR and MW differ.
 _MR_MEMBERS_BYTES, _MW_MEMBERS_BYTES = 16, 8
+_QP_NUM_OFFSET = 52  # in struct ibv_qp
+
+_SRQ_LIMIT = 2  # the mask bit of ibv_modify_srq
+_SRQ_ATTR = struct.Struct("=3I")  # struct ibv_srq_attr: max_wr, max_sge, srq_limit
+# struct ibv_async_event, which pyverbs keeps at the end of its object: element, event_type.
+_ASYNC_EVENT = struct.Struct("=QI4x")
 
 _HINT = "install python3-pyverbs and ibverbs-providers, and use the distribution's python3"
 
@@ -59,7 +77,8 @@ class _Pyverbs:
     mr: type[MR]
     mw: type[MW]
     qp: type[QP]
-    make_init_attr: Callable[[CQ, CQ, QueuePairCaps], QPInitAttr]
+    make_init_attr: Callable[[CQ, CQ, QueuePairCaps, SRQ | None], QPInitAttr]
+    make_srq: Callable[[PD, int], tuple[SRQ, int]]
     list_devices: Callable[[], list[str]]
     error: type[Exception]
     base_bytes: int
@@ -86,20 +105,25 @@ def _pyverbs() -> _Pyverbs:
     """DeviceError (ENOENT) when pyverbs or libibverbs is not there."""
     try:
         with _root_logger_kept():
-            from pyverbs import base, cq, device, mr, pd, pyverbs_error, qp
+            from pyverbs import base, cq, device, mr, pd, pyverbs_error, qp, srq
         library = ctypes.CDLL("libibverbs.so.1", use_errno=True)
     except (ImportError, OSError) as error:
         raise DeviceError("pyverbs", "import", errnos.ENOENT, str(error), hint=_HINT) from error
 
-    def make_init_attr(send: CQ, recv: CQ, caps: QueuePairCaps) -> QPInitAttr:
+    def make_init_attr(send: CQ, recv: CQ, caps: QueuePairCaps, shared: SRQ | None) -> QPInitAttr:
         cap = qp.QPCap(
             max_send_wr=caps.send_depth,
-            max_recv_wr=caps.recv_depth,
+            max_recv_wr=0 if shared is not None else caps.recv_depth,
             max_send_sge=1,
-            max_recv_sge=1,
+            max_recv_sge=0 if shared is not None else 1,
             max_inline_data=caps.inline_bytes,
         )
-        return qp.QPInitAttr(qp_type=_QPT_RC, scq=send, rcq=recv, cap=cap, sq_sig_all=0)
+        return qp.QPInitAttr(qp_type=_QPT_RC, scq=send, rcq=recv, srq=shared, cap=cap, sq_sig_all=0)
+
+    def make_srq(domain: PD, depth: int) -> tuple[SRQ, int]:
+        init = srq.SrqInitAttr(srq.SrqAttr(max_wr=depth, max_sge=1))
+        made = srq.SRQ(domain, init)
+        return made, init.max_wr  # as granted
 
     def list_devices() -> list[str]:
         return [_text(found.name) for found in device.get_device_list()]
@@ -113,6 +137,7 @@ def _pyverbs() -> _Pyverbs:
         mw=mr.MW,
         qp=qp.QP,
         make_init_attr=make_init_attr,
+        make_srq=make_srq,
         list_devices=list_devices,
         error=pyverbs_error.PyverbsError,
         base_bytes=base.PyverbsCM.__basicsize__,
@@ -238,12 +263,42 @@ class PyverbsWindow(PinnedObject):
         return 0
 
 
+class PyverbsSharedReceive(PinnedObject):
+    """pyverbs' own `modify` would hold the GIL for a command of the firmware."""
+
+    def __init__(self, domain: PyverbsDomain, srq: SRQ, depth: int) -> None:
+        offset = _pyverbs().base_bytes
+        fields = [
+            Field("context", 0, 8, domain.context_native),
+            Field("pd", 16, 8, domain.native),
+        ]
+        native = native_pointer(srq, offset, fields, domain.device)
+        destroy = _native_call("ibv_destroy_srq")
+        super().__init__(domain.device, srq, offset, native, destroy, "destroy_srq", [domain])
+        self.binding = srq
+        self._depth = depth
+        self._modify = _pyverbs().library.ibv_modify_srq
+        self._modify.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int)
+        self._modify.restype = ctypes.c_int
+
+    @property
+    def depth(self) -> int:
+        return self._depth
+
+    def arm_limit(self, limit: int) -> None:
+        self._alive()
+        rc = self._modify(self._native, _SRQ_ATTR.pack(0, 0, limit), _SRQ_LIMIT)
+        if rc:
+            raise DeviceError(self._device, "modify_srq", abs(rc))
+
+
 class PyverbsQueuePair(PinnedObject):
     def __init__(
         self,
         domain: PyverbsDomain,
         queues: tuple[PyverbsCompletionQueue, PyverbsCompletionQueue],
         qp: QP,
+        shared: PyverbsSharedReceive | None,
         caps: QueuePairCaps,
         turn: Turn,
     ) -> None:
@@ -252,11 +307,12 @@ class PyverbsQueuePair(PinnedObject):
             Field("pd", 16, 8, domain.native),
             Field("send_cq", 24, 8, queues[0].native),
             Field("recv_cq", 32, 8, queues[1].native),
-            Field("qp_num", 52, 4, qp.qp_num),
+            Field("srq", 40, 8, shared.native if shared else 0),
+            Field("qp_num", _QP_NUM_OFFSET, 4, qp.qp_num),
         ]
         native = native_pointer(qp, offset, fields, domain.device)
         destroy = _native_call("ibv_destroy_qp")
-        parents = [domain, *queues]
+        parents = [domain, *queues, *([shared] if shared else [])]
         super().__init__(domain.device, qp, offset, native, destroy, "destroy_qp", parents)
         self._qp_num: int = qp.qp_num
         self._caps = caps
@@ -284,6 +340,7 @@ class PyverbsDomain(PinnedObject):
         super().__init__(context.device, pd, offset, native, destroy, "dealloc_pd", [context])
         self._pd = pd
         self._turn = turn
+        self.context_native = context.native
 
     def register(self, address: int, length: int, access: int) -> PyverbsRegion:
         self._alive()
@@ -297,19 +354,33 @@ class PyverbsDomain(PinnedObject):
             mw = _pyverbs().mw(self._pd, _MW_TYPE_2)
         return PyverbsWindow(self, mw, self._turn)
 
+    def create_shared_receive(self, depth: int) -> PyverbsSharedReceive:
+        self._alive()
+        with _typed(self._device, "create_srq"):
+            srq, granted = _pyverbs().make_srq(self._pd, depth)
+        return PyverbsSharedReceive(self, srq, granted)
+
     def create_queue_pair(
-        self, send_cq: NativeObject, recv_cq: NativeObject, caps: QueuePairCaps
+        self,
+        send_cq: NativeObject,
+        recv_cq: NativeObject,
+        caps: QueuePairCaps,
+        shared_receive: NativeSharedReceive | None = None,
     ) -> PyverbsQueuePair:
         self._alive()
-        if not isinstance(send_cq, PyverbsCompletionQueue) or not isinstance(
-            recv_cq, PyverbsCompletionQueue
+        if (
+            not isinstance(send_cq, PyverbsCompletionQueue)
+            or not isinstance(recv_cq, PyverbsCompletionQueue)
+            or not (shared_receive is None or isinstance(shared_receive, PyverbsSharedReceive))
         ):
             raise DeviceError(self._device, "create_qp", errnos.EINVAL, "not this provider's queue")
+        shared = shared_receive.binding if shared_receive is not None else None
         with _typed(self._device, "create_qp"):
-            init = _pyverbs().make_init_attr(send_cq.binding, recv_cq.binding, caps)
+            init = _pyverbs().make_init_attr(send_cq.binding, recv_cq.binding, caps, shared)
             qp = _pyverbs().qp(self._pd, init)
-        granted = QueuePairCaps(init.max_send_wr, init.max_recv_wr, init.max_inline_data)
-        return PyverbsQueuePair(self, (send_cq, recv_cq), qp, granted, self._turn)
+        receives = 0 if shared is not None else init.max_recv_wr
+        granted = QueuePairCaps(init.max_send_wr, receives, init.max_inline_data)
+        return PyverbsQueuePair(self, (send_cq, recv_cq), qp, shared_receive, granted, self._turn)
 
 
 class PyverbsContext(PinnedObject):
@@ -324,6 +395,46 @@ class PyverbsContext(PinnedObject):
         super().__init__(name, context, offset, native, destroy, "close_device")
         self._context = context
         self._turn = turn
+        self._async_fd = turn.async_fd(native)
+        # Before anything is read from it: a get_async_event that waits would hold the GIL for ever.
+        os.set_blocking(self._async_fd, False)
+        self._async_ready = select.poll()
+        self._async_ready.register(self._async_fd, select.POLLIN)
+
+    @property
+    def async_fd(self) -> int:
+        self._alive()
+        return self._async_fd
+
+    def next_async_event(self) -> AsyncEvent | None:
+        """Got and acknowledged here, in one breath: the destroy of an object waits for the
+        acknowledgement of what was told about it, in whichever thread that runs."""
+        self._alive()
+        if not self._async_ready.poll(0):
+            return None  # asked first: pyverbs 44 drops the errno, so EAGAIN could not be told
+        with _typed(self._device, "get_async_event"):
+            event = self._context.get_async_event()
+        try:
+            return self._read(event)
+        finally:
+            event.ack()
+
+    def _read(self, event: PyverbsAsyncEvent) -> AsyncEvent:
+        """pyverbs 44 tells the type alone; what the event is about stands before it."""
+        at = type(event).__basicsize__ - _ASYNC_EVENT.size
+        element, number = _ASYNC_EVENT.unpack(ctypes.string_at(id(event) + at, _ASYNC_EVENT.size))
+        if number != event.event_type:
+            raise DeviceError(
+                self._device,
+                "get_async_event",
+                errnos.EPROTO,
+                f"event_type is {number} there, expected {event.event_type}",
+                hint="this pyverbs lays its objects out in another way; orbit knows that of 44",
+            )
+        qp_num = 0
+        if subject_of(kind_of(number)) is Subject.QUEUE_PAIR:
+            qp_num = ctypes.c_uint32.from_address(element + _QP_NUM_OFFSET).value
+        return event_of(number, element, qp_num)
 
     def limits(self) -> DeviceLimits:
         self._alive()
@@ -339,6 +450,7 @@ class PyverbsContext(PinnedObject):
             max_region_bytes=found.max_mr_size,
             window_type_2b=bool(found.device_cap_flags & _DEVICE_MEM_WINDOW_TYPE_2B),
             vendor_id=found.vendor_id,
+            max_shared_receives=found.max_srq_wr,
         )
 
     def port(self, number: int) -> PortFacts:

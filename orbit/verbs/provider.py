@@ -3,8 +3,8 @@
 Two providers implement it: `_pyverbs` over the distribution's pyverbs, and `scripted` over the
 fake device. Both come with the helper (`turn`) that posts and polls on the objects' native
 addresses. Close order is the caller's duty and belongs to one object (`device.py`): windows,
-queue pairs, completion queues, channels, regions, domain, context. Errors are DeviceError;
-foreign exceptions never leave a provider. Nothing here blocks except where said.
+queue pairs, shared receive queues, completion queues, channels, regions, domain, context. Errors
+are DeviceError; foreign exceptions never leave a provider. Nothing here blocks except where said.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from .async_events import AsyncEvent
 from .turn import QueuePairAttributes, Turn
 
 
@@ -29,6 +30,7 @@ class DeviceLimits:
     max_region_bytes: int
     window_type_2b: bool  # the capability flag only; a real bind is the proof
     vendor_id: int = 0  # chooses the row of `quirks.py`
+    max_shared_receives: int = 0  # depth of one shared receive queue (max_srq_wr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ class PortFacts:
 
 @dataclass(frozen=True, slots=True)
 class QueuePairCaps:
-    """Asked for at creation; the queue pair holds what was granted."""
+    """Asked for at creation; the queue pair holds what was granted. On a shared receive queue
+    `recv_depth` counts for nothing and comes back as 0."""
 
     send_depth: int
     recv_depth: int
@@ -97,6 +100,22 @@ class NativeQueuePair(NativeObject, Protocol):
         """
 
 
+class NativeSharedReceive(NativeObject, Protocol):
+    """Receives that several queue pairs take from (SRQ). Post with `Turn.post_shared_receive`. A
+    queue pair's error flushes none of them. Destroy it after its queue pairs."""
+
+    @property
+    def depth(self) -> int:
+        """Receives it holds, as granted: at least what was asked for."""
+
+    def arm_limit(self, limit: int) -> None:
+        """One SRQ_LIMIT_REACHED event once fewer than `limit` receives are left; then arm again. 0
+        disarms. When fewer are left already, the device says so now or at the next receive. A
+        system call, made without the GIL: microseconds on software devices, a command of the
+        firmware on others. Raises DeviceError (EINVAL: more than it holds).
+        """
+
+
 class NativeDomain(NativeObject, Protocol):
     """A protection domain."""
 
@@ -109,14 +128,30 @@ class NativeDomain(NativeObject, Protocol):
     def allocate_window(self) -> NativeWindow:
         """Type 2. Allocate it after the queue pair that it will be bound on."""
 
+    def create_shared_receive(self, depth: int) -> NativeSharedReceive: ...
+
     def create_queue_pair(
-        self, send_cq: NativeObject, recv_cq: NativeObject, caps: QueuePairCaps
-    ) -> NativeQueuePair: ...
+        self,
+        send_cq: NativeObject,
+        recv_cq: NativeObject,
+        caps: QueuePairCaps,
+        shared_receive: NativeSharedReceive | None = None,
+    ) -> NativeQueuePair:
+        """With `shared_receive` the queue pair has no receives of its own."""
 
 
 class NativeContext(NativeObject, Protocol):
     @property
     def device(self) -> str: ...
+
+    @property
+    def async_fd(self) -> int:
+        """Non-blocking; readable while an asynchronous event waits. One reader."""
+
+    def next_async_event(self) -> AsyncEvent | None:
+        """Get the oldest event and acknowledge it; None when there is none. Call until None: a
+        descriptor that was ready stands for any number of them. Raises DeviceError.
+        """
 
     def limits(self) -> DeviceLimits: ...
 

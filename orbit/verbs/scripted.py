@@ -13,10 +13,12 @@ import struct
 from collections.abc import Sequence
 
 from ..errors import ClosedError, DeviceError
+from .async_events import AsyncEvent, event_of
 from .provider import (
     DeviceLimits,
     NativeChannel,
     NativeObject,
+    NativeSharedReceive,
     PortFacts,
     QueuePairCaps,
 )
@@ -28,11 +30,13 @@ from .scripted_fabric import (
     FakeCounters,
     ScriptedDevice,
     ScriptedFabric,
+    Step,
 )
 from .turn import QueuePairAttributes, Turn
 
 _ENODEV = 19
 _CAPS = struct.Struct("=3I")
+_EVENT = struct.Struct("=IIQ")
 
 
 class ScriptedObject:
@@ -110,6 +114,18 @@ class ScriptedQueuePair(ScriptedObject):
         self._device.fabric.turn.modify(self._native, attributes, self._device.name)
 
 
+class ScriptedSharedReceive(ScriptedObject):
+    @property
+    def depth(self) -> int:
+        return self._device.fabric.library.call("fake_srq_depth", self._native)
+
+    def arm_limit(self, limit: int) -> None:
+        self._device.check_verb("modify_srq")
+        rc = self._device.fabric.library.call("fake_srq_arm", self._native, limit)
+        if rc:
+            raise DeviceError(self._device.name, "modify_srq", -rc)
+
+
 class ScriptedDomain(ScriptedObject):
     def register(self, address: int, length: int, access: int) -> ScriptedRegion:
         native = self._make("reg_mr", "fake_mr_new", address, length, access)
@@ -118,31 +134,49 @@ class ScriptedDomain(ScriptedObject):
     def allocate_window(self) -> ScriptedWindow:
         return ScriptedWindow(self._device, self._make("alloc_mw", "fake_mw_new"), "dealloc_mw")
 
+    def create_shared_receive(self, depth: int) -> ScriptedSharedReceive:
+        native = self._make("create_srq", "fake_srq_new", depth)
+        return ScriptedSharedReceive(self._device, native, "destroy_srq")
+
     def create_queue_pair(
-        self, send_cq: NativeObject, recv_cq: NativeObject, caps: QueuePairCaps
+        self,
+        send_cq: NativeObject,
+        recv_cq: NativeObject,
+        caps: QueuePairCaps,
+        shared_receive: NativeSharedReceive | None = None,
     ) -> ScriptedQueuePair:
         asked = _CAPS.pack(caps.send_depth, caps.recv_depth, caps.inline_bytes)
         buffer = ctypes.create_string_buffer(asked, len(asked))
-        native = self._make(
-            "create_qp", "fake_qp_new", send_cq.native, recv_cq.native, ctypes.addressof(buffer)
-        )
+        shared = shared_receive.native if shared_receive is not None else 0
+        queues = (send_cq.native, recv_cq.native, shared)
+        native = self._make("create_qp", "fake_qp_new", *queues, ctypes.addressof(buffer))
         return ScriptedQueuePair(self._device, native, QueuePairCaps(*_CAPS.unpack(buffer.raw)))
 
 
-class ScriptedContext:
+class ScriptedContext(ScriptedObject):
     """An open device."""
 
     def __init__(self, device: ScriptedDevice) -> None:
-        self._device = device
-        self._open = True
-
-    @property
-    def native(self) -> int:
-        return self._device.native if self._open else 0
+        library = device.fabric.library
+        native = library.make(device.name, "open_device", "fake_context_new", device.native)
+        super().__init__(device, native, "close_device")
 
     @property
     def device(self) -> str:
         return self._device.name
+
+    @property
+    def async_fd(self) -> int:
+        return self._device.fabric.turn.async_fd(self._native)
+
+    def next_async_event(self) -> AsyncEvent | None:
+        self._check("get_async_event")
+        buffer = ctypes.create_string_buffer(_EVENT.size)
+        address = ctypes.addressof(buffer)
+        if not self._device.fabric.library.call("fake_next_event", self._native, address):
+            return None
+        number, qp_num, element = _EVENT.unpack(buffer.raw)
+        return event_of(number, element, qp_num)
 
     def limits(self) -> DeviceLimits:
         self._check("query_device")
@@ -181,20 +215,10 @@ class ScriptedContext:
         native = self._make("create_cq", "fake_cq_new", depth, channel.native)
         return ScriptedObject(self._device, native, "destroy_cq")
 
-    def close(self) -> None:
-        if self._open:
-            self._device.check_verb("close_device")
-            self._open = False
-
     def _check(self, verb: str) -> None:
-        if not self._open:
+        if not self._native:
             raise ClosedError(f"{self._device.name}: the context")
         self._device.check_verb(verb)
-
-    def _make(self, verb: str, maker: str, *arguments: int) -> int:
-        self._check(verb)
-        library = self._device.fabric.library
-        return library.make(self._device.name, verb, maker, self._device.native, *arguments)
 
 
 class ScriptedProvider:
@@ -232,4 +256,6 @@ __all__ = [
     "ScriptedObject",
     "ScriptedProvider",
     "ScriptedQueuePair",
+    "ScriptedSharedReceive",
+    "Step",
 ]

@@ -9,6 +9,7 @@ the InfiniBand specification, or rdma_rxe's measured departures when the fabric 
 from __future__ import annotations
 
 import ctypes
+import enum
 import ipaddress
 import struct
 import weakref
@@ -17,7 +18,8 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import DeviceError, UsageError
 from . import status as wc_status
-from .provider import DeviceLimits
+from .async_events import AsyncEventKind
+from .provider import DeviceLimits, NativeObject
 from .quirks import RXE
 from .turn import BIND_WINDOW, READ, Turn, library_path
 
@@ -28,9 +30,21 @@ GID_ENTRIES = 16
 
 _HOLD, _LOSE, _DUPLICATE, _FAIL, _DELAY, _REFUSE = range(1, 7)
 _RULE = struct.Struct("=6I")
-_COUNTERS = struct.Struct("=9Q")
+_COUNTERS = struct.Struct("=10Q")
 
 _CFunction = Callable[..., int]
+
+
+class Step(enum.IntEnum):
+    """enum fake_step: where a helper's call is when a completion is to come in between."""
+
+    BEFORE_POLL = 1
+    AFTER_POLL = 2  # that found nothing
+    BEFORE_ARM = 3
+    AFTER_ARM = 4
+    BEFORE_SLEEP = 5  # of `wait`
+    BEFORE_DRAIN = 6  # of a channel's events
+    AFTER_DRAIN = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +55,7 @@ class FakeCounters:
     binds: int
     invalidates: int
     flushed: int
+    receiver_not_ready: int  # requests of peers that met no receive here
     double_invalidates: int
     destroyed_with_windows: int
     keys_reused: int
@@ -145,6 +160,7 @@ class _Facts:
             max_windows=65535,
             max_region_bytes=1 << 40,
             window_type_2b=True,
+            max_shared_receives=16384,
         )
     )
     mtu: int = 4096
@@ -203,6 +219,11 @@ class ScriptedDevice:
         """Move delayed payloads, then deliver held completions; how many. The rules stay."""
         return self._call("fake_device_release")
 
+    def release_at(self, step: Step, *, skip: int = 0) -> None:
+        """`release` once, inside the next call of the helper that reaches `step` after `skip`
+        others did: what a completion does that comes in between."""
+        self._call("fake_device_release_at", int(step), skip)
+
     def clear_rules(self) -> None:
         self._call("fake_device_clear_rules")
         self._failures.clear()
@@ -236,6 +257,18 @@ class ScriptedDevice:
         says = supported if capability is None else capability
         self.facts.limits = replace(self.facts.limits, window_type_2b=says)
         self._call("fake_device_set_windows", int(supported))
+
+    def set_limit_event_at_arm(self, *, at_arm: bool) -> None:
+        """Whether a limit that is armed while fewer receives are left raises its event at once,
+        which devices may do; else the next receive does."""
+        self._call("fake_device_set_limit_at_arm", int(at_arm))
+
+    def raise_event(self, kind: AsyncEventKind, about: NativeObject | None = None) -> None:
+        """An asynchronous event: about an object of this device, or about the device or its port,
+        for every context of it."""
+        target = about.native if about is not None else self.native
+        if self.fabric.library.call("fake_raise_event", target, kind.number, 1):
+            raise UsageError(f"{self.name}: {kind} is about an object that is gone")
 
     def set_gid(self, index: int, gid: str) -> None:
         packed = ipaddress.IPv6Address(gid).packed

@@ -2,9 +2,9 @@
 addresses.
 
 Owns the loading of the libraries and the rule which call keeps the GIL. It knows nothing of lanes,
-grants or what a work request is for; it neither retries nor waits except in `wait`, `modify` and
-`prefault`, which drop the GIL. After a fork every call of the child's copies raises ClosedError.
-The record builders of `records` are re-exported here.
+grants or what a work request is for; it neither retries nor waits except in `wait`, `modify`,
+`poller_stop` and `prefault`, which drop the GIL. After a fork every call of the child's copies
+raises ClosedError. The record builders of `records` are re-exported here.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from .records import (
     pack_write,
 )
 
-ABI = 1
+ABI = 2
 ACCEPTED_UNKNOWN = 0xFFFFFFFF
 POLL_MAX = 64  # completions per crossing; a fuller queue is met by the next call
 
@@ -81,10 +81,12 @@ class Crossings:
 
     post_send: int = 0
     post_recv: int = 0
+    post_shared_receive: int = 0
     poll: int = 0
     arm: int = 0
     drain_events: int = 0
     wait: int = 0
+    poller_drain: int = 0
     modify: int = 0
     prefault: int = 0
     window_key: int = 0
@@ -118,6 +120,37 @@ class _Scratch(threading.local):
         self.view = memoryview(self.completions).toreadonly()
 
 
+class _RareCalls:
+    """The C functions that no completion loop calls."""
+
+    __slots__ = (
+        "async_fd",
+        "channel_fd",
+        "modify",
+        "poller_free",
+        "poller_start",
+        "poller_stop",
+        "set_window_key",
+        "window_key",
+    )
+
+    def __init__(self, held: ctypes.CDLL, free: ctypes.CDLL) -> None:
+        u32, u64, pointer = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
+        self.async_fd = _function(held, "turn_async_fd", u64)
+        self.channel_fd = _function(held, "turn_channel_fd", u64)
+        self.modify = _function(free, "turn_modify", u64, u64, ctypes.c_char_p)
+        start = (u64, ctypes.c_int, u32, u32, u32, pointer)
+        self.poller_start = _function(held, "turn_poller_start", *start, result=u64)
+        self.poller_stop = _function(free, "turn_poller_stop", u64, result=None)
+        self.poller_free = _function(held, "turn_poller_free", u64, result=None)
+        self.set_window_key = _function(held, "turn_set_window_key", u64, u32, result=None)
+        self.window_key = _function(held, "turn_window_key", u64)
+
+    def replace_all(self, stand_in: _CFunction) -> None:
+        for name in self.__slots__:
+            setattr(self, name, stand_in)
+
+
 class _ForkedAway:
     """Stands in for every C function of a forked child's copy."""
 
@@ -129,9 +162,9 @@ _turns: weakref.WeakSet[Turn] = weakref.WeakSet()
 
 
 class Turn:
-    """One loaded library. Calls with the GIL held (`post_*`, `poll`, `arm`, `drain_events`, window
-    keys) never block; `wait`, `modify` and `prefault` drop it. Addresses come from the provider's
-    objects and must be alive."""
+    """One loaded library. Calls with the GIL held (`post_*`, `poll`, `arm`, `drain_events`,
+    `poller_drain`, window keys) never block; `wait`, `modify`, `poller_stop` and `prefault` drop
+    it. Addresses come from the provider's objects and must be alive."""
 
     def __init__(self, library: Path, modify_fn: int = 0) -> None:
         try:
@@ -144,14 +177,15 @@ class Turn:
         self._modify_fn = modify_fn
         self._post_send = _function(held, "turn_post_send", u64, ctypes.c_char_p, u32, pointer)
         self._post_recv = _function(held, "turn_post_recv", u64, ctypes.c_char_p, u32, pointer)
+        self._post_shared_receive = _function(
+            held, "turn_post_srq_recv", u64, ctypes.c_char_p, u32, pointer
+        )
         self._poll = _function(held, "turn_poll", u64, pointer, u32)
         self._arm = _function(held, "turn_arm", u64)
         self._drain_events = _function(held, "turn_drain_events", u64, u64)
         self._wait = _function(free, "turn_wait", u64, u64, u32, u32, pointer, u32)
-        self._channel_fd = _function(held, "turn_channel_fd", u64)
-        self._set_window_key = _function(held, "turn_set_window_key", u64, u32, void=True)
-        self._window_key = _function(held, "turn_window_key", u64)
-        self._modify = _function(free, "turn_modify", u64, u64, ctypes.c_char_p)
+        self._poller_drain = _function(held, "turn_poller_drain", u64, pointer, u32)
+        self._rare = _RareCalls(held, free)
         self._scratch = _Scratch()
         self.crossings = Crossings()
         _turns.add(self)
@@ -169,6 +203,15 @@ class Turn:
         scratch = self._scratch
         count = len(requests)
         rc = self._post_recv(qp, b"".join(requests), count, scratch.accepted_ref)
+        return PostResult(count, 0) if rc == 0 else _refused(rc, scratch.accepted.value)
+
+    def post_shared_receive(self, srq: int, requests: Sequence[bytes]) -> PostResult:
+        """The same for a shared receive queue. When `accepted` is None nothing can be fenced: the
+        queue is given up with its queue pairs."""
+        self.crossings.post_shared_receive += 1
+        scratch = self._scratch
+        count = len(requests)
+        rc = self._post_shared_receive(srq, b"".join(requests), count, scratch.accepted_ref)
         return PostResult(count, 0) if rc == 0 else _refused(rc, scratch.accepted.value)
 
     def poll(self, cq: int, max_completions: int = POLL_MAX) -> list[Completion]:
@@ -213,26 +256,57 @@ class Turn:
         return _completions(scratch, count, "wait") if count else []
 
     def channel_fd(self, channel: int) -> int:
-        fd = self._channel_fd(channel)
+        fd = self._rare.channel_fd(channel)
         if fd < 0:
             raise DeviceError("completion channel", "fd", -fd)
         return fd
+
+    def async_fd(self, context: int) -> int:
+        """The descriptor of a context's asynchronous events."""
+        fd = self._rare.async_fd(context)
+        if fd < 0:
+            raise DeviceError("context", "async_fd", -fd)
+        return fd
+
+    def poller_start(self, cq: int, event_fd: int, entries: int, idle_us: int, nap_us: int) -> int:
+        """The address of a native poller of `cq`; `poller.py` has its life and its rules."""
+        error = ctypes.c_int()
+        made = self._rare.poller_start(cq, event_fd, entries, idle_us, nap_us, ctypes.byref(error))
+        if not made:
+            raise DeviceError("completion queue", "start a poller", -error.value)
+        return made
+
+    def poller_drain(self, poller: int, max_completions: int = POLL_MAX) -> list[Completion]:
+        """Up to `max_completions` (at most POLL_MAX), oldest first. Fewer means that the ring was
+        empty, and that the next completion is announced. Raises DeviceError once, after them, when
+        polling failed."""
+        self.crossings.poller_drain += 1
+        scratch = self._scratch
+        count = self._poller_drain(poller, scratch.completions, min(max_completions, POLL_MAX))
+        return _completions(scratch, count, "poll_cq") if count else []
+
+    def poller_stop(self, poller: int) -> None:
+        """Without the GIL: stop and join the thread. What it found stays to be drained."""
+        self._rare.poller_stop(poller)
+
+    def poller_free(self, poller: int) -> None:
+        self._rare.poller_free(poller)
 
     def set_window_key(self, window: int, key: int) -> None:
         """Write the key of a finished bind back into the window object; the next bind starts from
         it."""
         self.crossings.window_key += 1
-        self._set_window_key(window, key)
+        self._rare.set_window_key(window, key)
 
     def window_key(self, window: int) -> int:
         self.crossings.window_key += 1
-        return self._window_key(window) & 0xFFFFFFFF
+        return self._rare.window_key(window) & 0xFFFFFFFF
 
     def modify(self, qp: int, attributes: QueuePairAttributes, device: str = "queue pair") -> None:
         """Without the GIL. May block for a second (RTR towards an absent neighbour): call it off
         the event loop."""
         self.crossings.modify += 1
-        rc = self._modify(self._modify_fn, qp, attributes.pack())
+        rc = self._rare.modify(self._modify_fn, qp, attributes.pack())
         if rc < 0:
             state = STATE_NAMES.get(attributes.state, "?")
             raise DeviceError(device, f"modify_qp to {state}", -rc)
@@ -247,15 +321,20 @@ class Turn:
     def forget_in_child(self) -> None:
         """The parent's objects are not this process's: make every call raise."""
         gone = _ForkedAway()
-        self._post_send = self._post_recv = self._poll = self._arm = self._drain_events = gone
-        self._wait = self._channel_fd = self._set_window_key = self._window_key = gone
-        self._modify = gone
+        self._post_send = self._post_recv = self._post_shared_receive = gone
+        self._poll = self._arm = self._drain_events = self._wait = self._poller_drain = gone
+        self._rare.replace_all(gone)
 
 
-def _function(library: ctypes.CDLL, name: str, *arguments: type, void: bool = False) -> _CFunction:
+def _function(
+    library: ctypes.CDLL,
+    name: str,
+    *arguments: type,
+    result: type[ctypes._SimpleCData[int]] | None = ctypes.c_int,
+) -> _CFunction:
     function = library[name]
     function.argtypes = arguments
-    function.restype = None if void else ctypes.c_int
+    function.restype = result
     return function
 
 

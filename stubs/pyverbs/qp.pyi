@@ -1,6 +1,7 @@
 from pyverbs.base import PyverbsCM
 from pyverbs.cq import CQ
 from pyverbs.pd import PD
+from pyverbs.srq import SRQ
 
 class QPCap:
     def __init__(
@@ -15,7 +16,7 @@ class QPCap:
 
 class QPInitAttr:
     def __init__(
-        self, *, qp_type: int, scq: CQ, rcq: CQ, cap: QPCap, sq_sig_all: int
+        self, *, qp_type: int, scq: CQ, rcq: CQ, srq: SRQ | None, cap: QPCap, sq_sig_all: int
     ) -> None: ...
     @property
     def max_send_wr(self) -> int: ...

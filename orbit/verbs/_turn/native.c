@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <poll.h>
+#include <stdbool.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -141,14 +142,15 @@ int turn_post_send(uint64_t qp, const struct turn_wr *wrs, uint32_t count, uint3
     return 0;
 }
 
-int turn_post_recv(uint64_t qp, const struct turn_recv *recvs, uint32_t count, uint32_t *accepted)
+/* To a queue pair, or to a shared receive queue. */
+static int post_recvs(uint64_t to, bool shared, const struct turn_recv *recvs, uint32_t count, uint32_t *accepted)
 {
     struct ibv_recv_wr chain[RECV_CHUNK], *bad;
     struct ibv_sge sges[RECV_CHUNK];
     uint32_t done = 0;
 
     *accepted = 0;
-    if (!qp)
+    if (!to)
         return -EBADF;
     while (done < count) {
         uint32_t n = count - done < RECV_CHUNK ? count - done : RECV_CHUNK, i;
@@ -164,7 +166,7 @@ int turn_post_recv(uint64_t qp, const struct turn_recv *recvs, uint32_t count, u
                                             .num_sge = from->length ? 1 : 0};
         }
         bad = NULL;
-        rc = ibv_post_recv(object(qp), chain, &bad);
+        rc = shared ? ibv_post_srq_recv(object(to), chain, &bad) : ibv_post_recv(object(to), chain, &bad);
         if (rc) {
             if (bad >= chain && bad < chain + n)
                 *accepted = done + (uint32_t)(bad - chain);
@@ -176,6 +178,16 @@ int turn_post_recv(uint64_t qp, const struct turn_recv *recvs, uint32_t count, u
         *accepted = done;
     }
     return 0;
+}
+
+int turn_post_recv(uint64_t qp, const struct turn_recv *recvs, uint32_t count, uint32_t *accepted)
+{
+    return post_recvs(qp, false, recvs, count, accepted);
+}
+
+int turn_post_srq_recv(uint64_t srq, const struct turn_recv *recvs, uint32_t count, uint32_t *accepted)
+{
+    return post_recvs(srq, true, recvs, count, accepted);
 }
 
 int turn_poll(uint64_t cq, struct turn_wc *out, uint32_t max)
@@ -319,6 +331,11 @@ int turn_wait(uint64_t cq, uint64_t channel, uint32_t spin_us, uint32_t nap_us, 
 int turn_channel_fd(uint64_t channel)
 {
     return channel ? ((struct ibv_comp_channel *)object(channel))->fd : -EBADF;
+}
+
+int turn_async_fd(uint64_t context)
+{
+    return context ? ((struct ibv_context *)object(context))->async_fd : -EBADF;
 }
 
 void turn_set_window_key(uint64_t window, uint32_t key)

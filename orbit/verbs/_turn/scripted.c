@@ -1,4 +1,4 @@
-/* scripted.c: the fake device's objects and its scripting. */
+/* scripted.c: the fake device's objects: making and destroying. */
 #define _GNU_SOURCE
 #include "scripted_state.h"
 
@@ -32,9 +32,7 @@ static uint64_t address_of(const void *object)
     return (uint64_t)(uintptr_t)object;
 }
 
-/* ---- objects ------------------------------------------------------------------------------------------------ */
-
-static void *make(struct fabric *fabric, struct device *device, enum kind kind, size_t size)
+void *fake_make(struct fabric *fabric, enum kind kind, size_t size)
 {
     struct object *object = calloc(1, size);
 
@@ -42,15 +40,22 @@ static void *make(struct fabric *fabric, struct device *device, enum kind kind, 
         abort();
     object->kind = object->made_as = kind;
     object->fabric = fabric;
-    object->device = device;
     object->next = fabric->objects;
     fabric->objects = object;
-    if (device)
-        device->counters.live_objects++;
     return object;
 }
 
-static void adopt(struct object *child, int slot, struct object *parent)
+void *fake_make_in(struct context *context, enum kind kind, size_t size)
+{
+    struct object *object = fake_make(context->object.fabric, kind, size);
+
+    object->device = context->object.device;
+    object->context = context;
+    object->device->counters.live_objects++;
+    return object;
+}
+
+void fake_adopt(struct object *child, int slot, struct object *parent)
 {
     child->parents[slot] = parent;
     parent->children++;
@@ -73,9 +78,17 @@ static void free_object(struct object *object)
     case KIND_DEVICE:
         free(((struct device *)object)->keys);
         break;
+    case KIND_CONTEXT:
+        if (object->kind != KIND_FREED)
+            close(((struct context *)object)->fd);
+        free(((struct context *)object)->events);
+        break;
     case KIND_CHANNEL:
         if (object->kind != KIND_FREED)
             close(((struct channel *)object)->fd);
+        break;
+    case KIND_SRQ:
+        free(((struct srq *)object)->rq);
         break;
     case KIND_CQ:
         free(((struct cq *)object)->ready.items);
@@ -112,7 +125,7 @@ uint64_t fake_device_new(uint64_t address, int *error)
 
     *error = 0;
     fake_lock();
-    device = make(fabric, NULL, KIND_DEVICE, sizeof *device);
+    device = fake_make(fabric, KIND_DEVICE, sizeof *device);
     device->object.device = device;
     device->active = device->windows = true;
     device->next_key_index = 1;
@@ -150,15 +163,15 @@ static void *child_of_pd(uint64_t address, enum kind kind, size_t size, int *err
     *error = pd ? 0 : -EBADF;
     if (!pd)
         return NULL;
-    object = make(pd->object.fabric, pd->object.device, kind, size);
-    adopt(object, 0, &pd->object);
+    object = fake_make_in(pd->object.context, kind, size);
+    fake_adopt(object, 0, &pd->object);
     return object;
 }
 
 static void unmake(struct object *object)
 {
     object->kind = KIND_FREED;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < PARENTS_MAX; i++)
         if (object->parents[i])
             object->parents[i]->children--;
     object->device->counters.live_objects--;
@@ -166,14 +179,15 @@ static void unmake(struct object *object)
 
 uint64_t fake_pd_new(uint64_t address, int *error)
 {
-    struct device *device = live(address, KIND_DEVICE);
+    struct context *context = live(address, KIND_CONTEXT);
     struct pd *pd;
 
-    *error = device ? 0 : -EBADF;
-    if (!device)
+    *error = context ? 0 : -EBADF;
+    if (!context)
         return 0;
     fake_lock();
-    pd = make(device->object.fabric, device, KIND_PD, sizeof *pd);
+    pd = fake_make_in(context, KIND_PD, sizeof *pd);
+    fake_adopt(&pd->object, 0, &context->object);
     fake_unlock();
     return address_of(pd);
 }
@@ -242,12 +256,12 @@ uint64_t fake_mw_new(uint64_t pd, int *error)
 
 uint64_t fake_channel_new(uint64_t address, int *error)
 {
-    struct device *device = live(address, KIND_DEVICE);
+    struct context *context = live(address, KIND_CONTEXT);
     struct channel *channel;
     int fd;
 
-    *error = device ? 0 : -EBADF;
-    if (!device)
+    *error = context ? 0 : -EBADF;
+    if (!context)
         return 0;
     fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (fd < 0) {
@@ -255,13 +269,14 @@ uint64_t fake_channel_new(uint64_t address, int *error)
         return 0;
     }
     fake_lock();
-    channel = make(device->object.fabric, device, KIND_CHANNEL, sizeof *channel);
+    channel = fake_make_in(context, KIND_CHANNEL, sizeof *channel);
+    fake_adopt(&channel->object, 0, &context->object);
     channel->fd = fd;
     fake_unlock();
     return address_of(channel);
 }
 
-static uint32_t granted(const struct object *object, uint32_t asked)
+uint32_t fake_granted(const struct object *object, uint32_t asked)
 {
     uint32_t size = 2;
 
@@ -274,47 +289,61 @@ static uint32_t granted(const struct object *object, uint32_t asked)
 
 uint64_t fake_cq_new(uint64_t address, uint32_t depth, uint64_t channel, int *error)
 {
-    struct device *device = live(address, KIND_DEVICE);
+    struct context *context = live(address, KIND_CONTEXT);
     struct channel *on = live(channel, KIND_CHANNEL);
     struct cq *cq;
 
-    *error = !device || (channel && !on) ? -EBADF : depth ? 0 : -EINVAL;
+    *error = !context || (channel && !on) ? -EBADF : depth ? 0 : -EINVAL;
     if (*error)
         return 0;
     fake_lock();
-    cq = make(device->object.fabric, device, KIND_CQ, sizeof *cq);
-    cq->depth = granted(&cq->object, depth);
+    cq = fake_make_in(context, KIND_CQ, sizeof *cq);
+    fake_adopt(&cq->object, 0, &context->object);
+    cq->depth = fake_granted(&cq->object, depth);
     cq->channel = on;
     if (on)
-        adopt(&cq->object, 0, &on->object);
+        fake_adopt(&cq->object, 1, &on->object);
     fake_unlock();
     return address_of(cq);
 }
 
-uint64_t fake_qp_new(uint64_t pd, uint64_t send_cq, uint64_t recv_cq, struct fake_qp_caps *caps, int *error)
+/* What the device makes of what was asked for. */
+static void grant(struct qp *qp, struct fake_qp_caps *caps)
+{
+    caps->send_depth = fake_granted(&qp->object, caps->send_depth);
+    caps->recv_depth = qp->srq ? 0 : fake_granted(&qp->object, caps->recv_depth);
+    if (is_rxe(&qp->object) && caps->inline_bytes < RXE_INLINE_MIN)
+        caps->inline_bytes = RXE_INLINE_MIN;
+    qp->caps = *caps;
+    qp->sq = calloc(caps->send_depth, sizeof *qp->sq);
+    qp->rq = calloc(caps->recv_depth + 1, sizeof *qp->rq);
+    if (!qp->sq || !qp->rq)
+        abort();
+}
+
+uint64_t fake_qp_new(uint64_t pd, uint64_t send_cq, uint64_t recv_cq, uint64_t shared, struct fake_qp_caps *caps,
+                     int *error)
 {
     struct cq *sends = live(send_cq, KIND_CQ), *recvs = live(recv_cq, KIND_CQ);
+    struct srq *srq = live(shared, KIND_SRQ);
     struct qp *qp;
 
-    *error = !sends || !recvs ? -EBADF : -EINVAL;
-    if (!sends || !recvs || !caps->send_depth || !caps->recv_depth || caps->inline_bytes > INLINE_MAX)
+    *error = !sends || !recvs || (shared && !srq) ? -EBADF : -EINVAL;
+    if (*error == -EBADF || !caps->send_depth || !(srq || caps->recv_depth) || caps->inline_bytes > INLINE_MAX)
         return 0;
     fake_lock();
     qp = child_of_pd(pd, KIND_QP, sizeof *qp, error);
     if (qp) {
         qp->pd = (struct pd *)qp->object.parents[0];
-        adopt(&qp->object, 1, &sends->object);
-        adopt(&qp->object, 2, &recvs->object);
+        fake_adopt(&qp->object, 1, &sends->object);
+        fake_adopt(&qp->object, 2, &recvs->object);
+        if (srq)
+            fake_adopt(&qp->object, 3, &srq->object);
         qp->send_cq = sends;
         qp->recv_cq = recvs;
+        qp->srq = srq;
         qp->num = qp->object.fabric->next_qpn++;
-        caps->send_depth = granted(&qp->object, caps->send_depth);
-        caps->recv_depth = granted(&qp->object, caps->recv_depth);
-        qp->caps = *caps;
-        qp->sq = calloc(caps->send_depth, sizeof *qp->sq);
-        qp->rq = calloc(caps->recv_depth, sizeof *qp->rq);
-        if (!qp->sq || !qp->rq)
-            abort();
+        grant(qp, caps);
     }
     fake_unlock();
     return address_of(qp);
@@ -410,130 +439,10 @@ int fake_destroy(uint64_t address)
         end_cq((struct cq *)object);
     if (kind == KIND_CHANNEL)
         close(((struct channel *)object)->fd);
+    if (kind == KIND_CONTEXT)
+        close(((struct context *)object)->fd);
+    else
+        fake_forget_events(object);
     unmake(object);
-    return locked_return(0);
-}
-
-/* ---- scripting ---------------------------------------------------------------------------------------------- */
-
-int fake_device_set_gid(uint64_t address, uint32_t index, const uint8_t *gid)
-{
-    struct device *device = live(address, KIND_DEVICE);
-
-    if (!device || index >= GID_ENTRIES)
-        return -EINVAL;
-    memcpy(device->gids[index], gid, sizeof device->gids[index]);
-    return 0;
-}
-
-int fake_device_set_port(uint64_t address, uint32_t active)
-{
-    struct device *device = live(address, KIND_DEVICE);
-
-    if (!device)
-        return -EBADF;
-    device->active = active;
-    return 0;
-}
-
-int fake_device_set_windows(uint64_t address, uint32_t supported)
-{
-    struct device *device = live(address, KIND_DEVICE);
-
-    if (!device)
-        return -EBADF;
-    device->windows = supported;
-    return 0;
-}
-
-int fake_device_set_rtr_delay(uint64_t address, uint32_t microseconds)
-{
-    struct device *device = live(address, KIND_DEVICE);
-
-    if (!device)
-        return -EBADF;
-    device->rtr_delay_us = microseconds;
-    return 0;
-}
-
-int fake_device_add_rule(uint64_t address, const struct fake_rule *rule)
-{
-    struct device *device = live(address, KIND_DEVICE);
-
-    if (!device)
-        return -EBADF;
-    if (device->rule_count == RULES_MAX)
-        return -ENOSPC;
-    fake_lock();
-    device->rules[device->rule_count++] = (struct rule){.is = *rule};
-    return locked_return(0);
-}
-
-int fake_device_clear_rules(uint64_t address)
-{
-    struct device *device = live(address, KIND_DEVICE);
-
-    if (!device)
-        return -EBADF;
-    fake_lock();
-    device->rule_count = 0;
-    return locked_return(0);
-}
-
-struct fake_rule *fake_next_match(struct device *device, uint32_t opcode, uint32_t action)
-{
-    struct fake_rule *match = NULL;
-
-    for (uint32_t i = 0; i < device->rule_count; i++) {
-        struct rule *rule = &device->rules[i];
-
-        if (rule->is.action != action || (rule->is.opcode != opcode && rule->is.opcode != FAKE_ANY))
-            continue;
-        if (rule->seen < rule->is.skip) {
-            rule->seen++;
-        } else if (!match && rule->is.count) {
-            match = &rule->is;
-            if (rule->is.count != UINT32_MAX)
-                rule->is.count--;
-        }
-    }
-    return match;
-}
-
-int fake_device_release(uint64_t address)
-{
-    struct device *device = live(address, KIND_DEVICE);
-    int released = 0;
-
-    if (!device)
-        return -EBADF;
-    fake_lock();
-    for (struct object *o = device->object.fabric->objects; o; o = o->next)
-        if (o->kind == KIND_QP && o->device == device)
-            released += fake_release_payloads((struct qp *)o);
-    for (struct object *o = device->object.fabric->objects; o; o = o->next) {
-        struct cq *cq = (struct cq *)o;
-        struct entries held;
-
-        if (o->kind != KIND_CQ || o->device != device)
-            continue;
-        held = cq->held;
-        cq->held = (struct entries){.count = 0};
-        for (uint32_t i = 0; i < held.count; i++)
-            fake_enqueue(cq, &held.items[i]);
-        released += (int)held.count;
-        free(held.items);
-    }
-    return locked_return(released);
-}
-
-int fake_device_counters(uint64_t address, struct fake_counters *out)
-{
-    struct device *device = live(address, KIND_DEVICE);
-
-    if (!device)
-        return -EBADF;
-    fake_lock();
-    *out = device->counters;
     return locked_return(0);
 }

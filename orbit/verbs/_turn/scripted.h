@@ -1,8 +1,9 @@
 /* scripted.h: the making and the scripting of the fake device behind scripted.c.
  *
  * One fabric holds devices; queue pairs of different devices of one fabric reach each other by GID and queue pair
- * number. Everything lives in this process and memory accesses are real copies at real addresses. Objects stay
- * allocated until their fabric is freed, so that a stale address is an error and never a crash.
+ * number. A device is opened as contexts, each with its asynchronous events; everything else is made in one. Everything
+ * lives in this process and memory accesses are real copies at real addresses. Objects stay allocated until their
+ * fabric is freed, so that a stale address is an error and never a crash.
  *
  * Every call keeps Python's lock except turn_wait and turn_modify (turn.h). Objects are uint64_t addresses; makers
  * return 0 and set *error, the others return 0 or -errno.
@@ -27,6 +28,17 @@ enum fake_action {
     FAKE_REFUSE = 6     /* refuse the entry at post with errno `status`; `known` says whether the count is told */
 };
 
+/* Where a call of turn.h is, as seen by fake_device_release_at. */
+enum fake_step {
+    FAKE_BEFORE_POLL = 1,
+    FAKE_AFTER_POLL = 2, /* the poll found nothing */
+    FAKE_BEFORE_ARM = 3,
+    FAKE_AFTER_ARM = 4,
+    FAKE_BEFORE_SLEEP = 5, /* turn_wait */
+    FAKE_BEFORE_DRAIN = 6, /* of a channel's events */
+    FAKE_AFTER_DRAIN = 7
+};
+
 enum { FAKE_ANY = 255, FAKE_RECV = 64 }; /* `opcode` of a rule: a turn_opcode, or these */
 
 /* Matches the next `count` requests of `opcode` after `skip` of them. 24 bytes. */
@@ -39,12 +51,20 @@ struct fake_rule {
     uint32_t vendor_err_or_known;
 };
 
+/* One asynchronous event, 16 bytes. */
+struct fake_event {
+    uint32_t kind; /* ibv_event_type */
+    uint32_t qp_num;
+    uint64_t element; /* a cq, qp or srq, or a port number */
+};
+
 /* What a device has counted. Everything from `double_invalidates` on is a misuse. */
 struct fake_counters {
     uint64_t sent_bytes; /* payload that left the device */
     uint64_t binds;
     uint64_t invalidates;
     uint64_t flushed;
+    uint64_t receiver_not_ready; /* requests of peers that met no receive here */
     uint64_t double_invalidates; /* an rxe kernel panics */
     uint64_t destroyed_with_windows; /* an rxe kernel blocks 50 s and warns */
     uint64_t keys_reused; /* a key was bound a second time */
@@ -72,16 +92,32 @@ int fake_device_add_rule(uint64_t device, const struct fake_rule *rule);
 int fake_device_clear_rules(uint64_t device);
 /* Payloads first, then completions, each in order; how many. Rules stay. */
 int fake_device_release(uint64_t device);
+/* The same once, inside the next call that reaches `step` after `skip` others did. 0: not any more. */
+int fake_device_release_at(uint64_t device, uint32_t step, uint32_t skip);
+/* A limit that is armed while fewer receives are left raises its event now, not at the next receive. */
+int fake_device_set_limit_at_arm(uint64_t device, uint32_t at_arm);
+/* Raise an event: about an object, or about a port (of every context) when `about` is a device. */
+int fake_raise_event(uint64_t about, uint32_t kind, uint32_t port);
 int fake_device_counters(uint64_t device, struct fake_counters *out);
 
-uint64_t fake_pd_new(uint64_t device, int *error);
+uint64_t fake_context_new(uint64_t device, int *error);
+/* Gets the oldest event and acknowledges it: 1, or 0 when there is none. */
+int fake_next_event(uint64_t context, struct fake_event *out);
+uint64_t fake_pd_new(uint64_t context, int *error);
 uint64_t fake_mr_new(uint64_t pd, uint64_t address, uint64_t length, uint32_t access, int *error);
 uint32_t fake_mr_lkey(uint64_t mr);
 uint32_t fake_mr_rkey(uint64_t mr);
 uint64_t fake_mw_new(uint64_t pd, int *error);
-uint64_t fake_channel_new(uint64_t device, int *error);
-uint64_t fake_cq_new(uint64_t device, uint32_t depth, uint64_t channel, int *error);
-uint64_t fake_qp_new(uint64_t pd, uint64_t send_cq, uint64_t recv_cq, struct fake_qp_caps *caps, int *error);
+uint64_t fake_channel_new(uint64_t context, int *error);
+uint64_t fake_cq_new(uint64_t context, uint32_t depth, uint64_t channel, int *error);
+/* A shared receive queue; fake_srq_depth has what was granted. */
+uint64_t fake_srq_new(uint64_t pd, uint32_t depth, int *error);
+uint32_t fake_srq_depth(uint64_t srq);
+/* One event once fewer than `limit` are left; 0 disarms. */
+int fake_srq_arm(uint64_t srq, uint32_t limit);
+/* `srq` 0: the queue pair has receives of its own. */
+uint64_t fake_qp_new(uint64_t pd, uint64_t send_cq, uint64_t recv_cq, uint64_t srq, struct fake_qp_caps *caps,
+                     int *error);
 uint32_t fake_qp_num(uint64_t qp);
 uint32_t fake_qp_state(uint64_t qp);
 /* Any object. EBUSY with live children. */

@@ -82,48 +82,6 @@ int turn_post_send(uint64_t address, const struct turn_wr *wrs, uint32_t count, 
     return rc;
 }
 
-/* Queue pairs that wait for this one: for its state, or for a receive. */
-static void wake_senders(const struct qp *qp)
-{
-    for (struct object *o = qp->object.fabric->objects; o; o = o->next) {
-        struct qp *sender = (struct qp *)o;
-
-        if (o->kind == KIND_QP && sender->attr.dest_qpn == qp->num && sender->state == QPS_RTS)
-            fake_advance(sender);
-    }
-}
-
-int turn_post_recv(uint64_t address, const struct turn_recv *recvs, uint32_t count, uint32_t *accepted)
-{
-    struct qp *qp = live(address, KIND_QP);
-    int rc = 0;
-
-    *accepted = 0;
-    if (!qp)
-        return -EBADF;
-    fake_lock();
-    if (qp->state == QPS_RESET)
-        rc = -EINVAL;
-    for (uint32_t i = 0; i < count && !rc; i++) {
-        struct fake_rule *refuse = fake_next_match(qp->object.device, FAKE_RECV, FAKE_REFUSE);
-
-        rc = refuse ? -(int)refuse->status : 0;
-        if (!rc && qp->rq_posted - qp->rq_taken >= qp->caps.recv_depth)
-            rc = -ENOMEM;
-        if (!rc) {
-            qp->rq[qp->rq_posted++ % qp->caps.recv_depth] = recvs[i];
-            *accepted = i + 1;
-        } else if (refuse && !refuse->vendor_err_or_known) {
-            *accepted = UINT32_MAX;
-        }
-    }
-    if (qp->state == QPS_ERR)
-        fake_flush_recv(qp);
-    wake_senders(qp);
-    fake_unlock();
-    return rc;
-}
-
 /* ---- completions -------------------------------------------------------------------------------------------- */
 
 static uint32_t poll_locked(struct cq *cq, struct turn_wc *out, uint32_t max)
@@ -143,17 +101,22 @@ static uint32_t poll_locked(struct cq *cq, struct turn_wc *out, uint32_t max)
     return count;
 }
 
+/* The lock comes first: a poller that is still running when its queue is destroyed must meet the end of the queue. */
 int turn_poll(uint64_t address, struct turn_wc *out, uint32_t max)
 {
-    struct cq *cq = live(address, KIND_CQ);
-    uint32_t count;
+    struct cq *cq;
+    int count = -EBADF;
 
-    if (!cq)
-        return -EBADF;
     fake_lock();
-    count = cq->ready.count ? poll_locked(cq, out, max) : 0;
+    cq = live(address, KIND_CQ);
+    if (cq) {
+        fake_step(cq->object.device, FAKE_BEFORE_POLL);
+        count = cq->ready.count ? (int)poll_locked(cq, out, max) : 0;
+        if (!count)
+            fake_step(cq->object.device, FAKE_AFTER_POLL);
+    }
     fake_unlock();
-    return (int)count;
+    return count;
 }
 
 void fake_signal(struct cq *cq)
@@ -174,7 +137,9 @@ int turn_arm(uint64_t address)
     if (!cq)
         return -EBADF;
     fake_lock();
+    fake_step(cq->object.device, FAKE_BEFORE_ARM);
     cq->armed = true;
+    fake_step(cq->object.device, FAKE_AFTER_ARM);
     fake_unlock();
     return 0;
 }
@@ -188,11 +153,13 @@ int turn_drain_events(uint64_t address, uint64_t cq)
     if (!channel)
         return -EBADF;
     fake_lock();
+    fake_step(channel->object.device, FAKE_BEFORE_DRAIN);
     if (read(channel->fd, &events, sizeof events) < 0)
         events = 0;
     for (struct object *o = channel->object.fabric->objects; o; o = o->next)
         if (o->kind == KIND_CQ && ((struct cq *)o)->channel == channel)
             ((struct cq *)o)->pending_events = 0;
+    fake_step(channel->object.device, FAKE_AFTER_DRAIN);
     fake_unlock();
     return (int)events;
 }
@@ -234,6 +201,9 @@ int turn_wait(uint64_t cq, uint64_t channel, uint32_t spin_us, uint32_t nap_us, 
         now = now_us();
         if (now >= end)
             return 0;
+        fake_lock();
+        fake_step(on->object.device, FAKE_BEFORE_SLEEP);
+        fake_unlock();
         left.tv_sec = (time_t)((end - now) / 1000000u);
         left.tv_nsec = (long)((end - now) % 1000000u) * 1000;
         got = ppoll(&ready, 1, &left, NULL);
@@ -305,7 +275,7 @@ static void reset(struct qp *qp)
 {
     memset(&qp->attr, 0, sizeof qp->attr);
     qp->retired = qp->completed = qp->executed = qp->posted = 0;
-    qp->rq_taken = qp->rq_posted = 0;
+    qp->rq_taken = qp->rq_posted = 0; /* a shared queue keeps its receives */
     fake_end_qp(qp);
 }
 
@@ -357,7 +327,7 @@ static int modify(struct qp *qp, const struct turn_qp_attr *attr)
     if (!rc) {
         qp->state = (enum qp_state)attr->state;
         qp->attr.state = attr->state;
-        wake_senders(qp);
+        fake_wake_senders(qp);
     }
     return rc;
 }

@@ -11,7 +11,7 @@
 
 enum { BLOCKED = UINT32_MAX, AWAIT = UINT32_MAX - 1 };
 enum { FLAG_GRH = 1, FLAG_WITH_INV = 8, FLAG_WITH_INV_RXE = 4 };
-enum { MESSAGE_BYTES_MAX = 1 << 30, OPCODE_UNDEFINED = 0xdead };
+enum { MESSAGE_BYTES_MAX = 1 << 30 };
 
 static const uint8_t wc_opcode[] = {
     [TURN_SEND] = 0, [TURN_SEND_WITH_INV] = 0, [TURN_READ] = 2, [TURN_WRITE] = 1, [TURN_BIND_WINDOW] = 5, [TURN_LOCAL_INV] = 6,
@@ -49,6 +49,8 @@ void fake_enqueue(struct cq *cq, const struct entry *entry)
 {
     if (cq->ready.count >= cq->depth) {
         cq->object.device->counters.overruns++;
+        if (is_rxe(&cq->object) || !cq->overrun)
+            fake_emit(&cq->object, EVENT_CQ_ERR); /* rxe: one for each */
         if (is_rxe(&cq->object) || cq->overrun)
             return; /* rxe loses the completion and goes on */
         cq->overrun = true;
@@ -91,7 +93,7 @@ static void complete_send(struct qp *qp, uint64_t sequence, uint32_t status)
 
     entry.wc.wr_id = wqe->wr.wr_id;
     entry.wc.status = status;
-    entry.wc.opcode = defined ? wc_opcode[wqe->wr.opcode] : OPCODE_UNDEFINED;
+    entry.wc.opcode = defined ? wc_opcode[wqe->wr.opcode] : WC_OP_UNDEFINED;
     entry.wc.byte_len = status == WC_SUCCESS && wqe->wr.opcode == TURN_READ ? (uint32_t)wqe->wr.length : 0;
     entry.wc.qp_num = qp->num;
     entry.wc.vendor_err = wqe->vendor_err;
@@ -101,28 +103,14 @@ static void complete_send(struct qp *qp, uint64_t sequence, uint32_t status)
         fake_complete(qp->send_cq, &entry, wqe);
 }
 
-void fake_flush_recv(struct qp *qp)
-{
-    while (qp->rq_taken < qp->rq_posted) {
-        struct entry entry = {.qp = qp};
-        struct wqe wqe = {.wr.opcode = 0};
-
-        entry.wc.wr_id = qp->rq[qp->rq_taken++ % qp->caps.recv_depth].wr_id;
-        entry.wc.status = WC_WR_FLUSH_ERR;
-        entry.wc.opcode = is_rxe(&qp->object) ? WC_OP_RECV : OPCODE_UNDEFINED;
-        entry.wc.qp_num = qp->num;
-        qp->object.device->counters.flushed++;
-        fake_match_rules(qp->object.device, FAKE_RECV, &wqe);
-        fake_complete(qp->recv_cq, &entry, &wqe);
-    }
-}
-
 /* Everything outstanding flushes in order, signaled or not; delayed payloads are never written. */
 void fake_to_error(struct qp *qp)
 {
     if (qp->state != QPS_ERR) {
         qp->state = QPS_ERR;
         qp->attr.state = QPS_ERR;
+        if (qp->srq && !is_rxe(&qp->object)) /* rxe never says so */
+            fake_emit(&qp->object, EVENT_QP_LAST_WQE_REACHED);
     }
     while (qp->completed < qp->posted)
         complete_send(qp, qp->completed++, WC_WR_FLUSH_ERR);
@@ -132,11 +120,11 @@ void fake_to_error(struct qp *qp)
 
 /* ---- authority ---------------------------------------------------------------------------------------------- */
 
-static bool local_ok(struct qp *qp, uint64_t address, uint64_t length, uint32_t lkey, uint32_t access)
+static bool local_ok(const struct pd *pd, uint64_t address, uint64_t length, uint32_t lkey, uint32_t access)
 {
-    struct mr *mr = (struct mr *)key_owner(qp->object.device, lkey);
+    struct mr *mr = (struct mr *)key_owner(pd->object.device, lkey);
 
-    return mr && mr->object.kind == KIND_MR && mr->key == lkey && mr->pd == qp->pd &&
+    return mr && mr->object.kind == KIND_MR && mr->key == lkey && mr->pd == pd &&
            (mr->access & access) == access && inside(address, length, mr->address, mr->length);
 }
 
@@ -232,11 +220,14 @@ static const void *source_of(const struct wqe *wqe)
 static bool payload_ok(struct qp *qp, const struct wqe *wqe)
 {
     return !wqe->wr.length || wqe->wr.flags & TURN_INLINE ||
-           local_ok(qp, wqe->wr.local_addr, wqe->wr.length, wqe->wr.lkey, 0);
+           local_ok(qp->pd, wqe->wr.local_addr, wqe->wr.length, wqe->wr.lkey, 0);
 }
 
+/* A request that its responder refuses. */
 static uint32_t fail_both(struct qp *peer, uint32_t status)
 {
+    if (!is_rxe(&peer->object)) /* rxe raises no event about a queue pair */
+        fake_emit(&peer->object, status == WC_REM_ACCESS_ERR ? EVENT_QP_ACCESS_ERR : EVENT_QP_REQ_ERR);
     fake_to_error(peer);
     return status;
 }
@@ -252,7 +243,7 @@ static uint32_t execute_read(struct qp *qp, struct qp *peer, struct wqe *wqe)
     if (wr->length && !remote_ok(peer, wr, FAKE_REMOTE_READ))
         return fail_both(peer, WC_REM_ACCESS_ERR);
     if (wr->length && (wr->flags & TURN_INLINE ||
-                       !local_ok(qp, wr->local_addr, wr->length, wr->lkey, FAKE_LOCAL_WRITE)))
+                       !local_ok(qp->pd, wr->local_addr, wr->length, wr->lkey, FAKE_LOCAL_WRITE)))
         return WC_LOC_PROT_ERR;
     if (wqe->delay)
         return AWAIT;
@@ -289,9 +280,12 @@ static uint32_t execute_send(struct qp *qp, struct qp *peer, struct wqe *wqe)
 
     if (!payload_ok(qp, wqe))
         return WC_LOC_PROT_ERR;
-    if (peer->rq_taken == peer->rq_posted)
+    recv = fake_take_recv(peer);
+    if (!recv) {
+        peer->object.device->counters.receiver_not_ready += !wqe->met_no_receive;
+        wqe->met_no_receive = true;
         return qp->attr.rnr_retry == 7 ? (uint32_t)BLOCKED : WC_RNR_RETRY_EXC_ERR;
-    recv = &peer->rq[peer->rq_taken++ % peer->caps.recv_depth];
+    }
     fake_match_rules(peer->object.device, FAKE_RECV, &received);
     entry.wc.wr_id = recv->wr_id;
     entry.wc.opcode = WC_OP_RECV;
@@ -302,7 +296,7 @@ static uint32_t execute_send(struct qp *qp, struct qp *peer, struct wqe *wqe)
     } else if (wr->length > recv->length) {
         entry.wc.status = rxe ? WC_LOC_QP_OP_ERR : WC_LOC_LEN_ERR;
         status = rxe ? WC_REM_OP_ERR : WC_REM_INV_REQ_ERR;
-    } else if (wr->length && !local_ok(peer, recv->addr, wr->length, recv->lkey, FAKE_LOCAL_WRITE)) {
+    } else if (wr->length && !local_ok(fake_recv_pd(peer), recv->addr, wr->length, recv->lkey, FAKE_LOCAL_WRITE)) {
         entry.wc.status = WC_LOC_PROT_ERR;
         status = WC_REM_OP_ERR;
     } else {
@@ -424,19 +418,4 @@ int fake_release_payloads(struct qp *qp)
     complete_done(qp);
     fake_advance(qp);
     return released;
-}
-
-void fake_match_rules(struct device *device, uint32_t opcode, struct wqe *wqe)
-{
-    struct fake_rule *failing = fake_next_match(device, opcode, FAKE_FAIL);
-
-    wqe->hold = fake_next_match(device, opcode, FAKE_HOLD) != NULL;
-    wqe->lose = fake_next_match(device, opcode, FAKE_LOSE) != NULL;
-    wqe->duplicate = fake_next_match(device, opcode, FAKE_DUPLICATE) != NULL;
-    wqe->delay = fake_next_match(device, opcode, FAKE_DELAY) != NULL;
-    wqe->fail = failing != NULL;
-    if (failing) {
-        wqe->status = failing->status;
-        wqe->vendor_err = failing->vendor_err_or_known;
-    }
 }

@@ -14,7 +14,7 @@
 
 #include <stdint.h>
 
-#define TURN_ABI 1
+#define TURN_ABI 2
 
 enum turn_opcode {
     TURN_SEND = 0,
@@ -98,11 +98,13 @@ uint32_t turn_sizes(void);
 int turn_post_send(uint64_t qp, const struct turn_wr *wrs, uint32_t count, uint32_t *accepted);
 /* GIL. */
 int turn_post_recv(uint64_t qp, const struct turn_recv *recvs, uint32_t count, uint32_t *accepted);
+/* GIL. The same for a shared receive queue. */
+int turn_post_srq_recv(uint64_t srq, const struct turn_recv *recvs, uint32_t count, uint32_t *accepted);
 /* GIL. Up to `max` completions; returns how many, or -errno. */
 int turn_poll(uint64_t cq, struct turn_wc *out, uint32_t max);
 /* GIL. Ask for an event at the next completion (errors included). Poll again after it. */
 int turn_arm(uint64_t cq);
-/* GIL. Read all events of the (non-blocking) channel and acknowledge them on their completion queues; returns how many. */
+/* GIL. Read all events of the (non-blocking) channel and acknowledge them on their completion queues; how many. */
 int turn_drain_events(uint64_t channel, uint64_t cq);
 /* FREE. Poll for up to spin_us, then arm, poll again and sleep on the channel for up to nap_us. Stops as soon as there
  * is a completion; returns how many were polled (0: none in time, the queue is left armed), or -errno. Events that were
@@ -110,10 +112,29 @@ int turn_drain_events(uint64_t channel, uint64_t cq);
 int turn_wait(uint64_t cq, uint64_t channel, uint32_t spin_us, uint32_t nap_us, struct turn_wc *out, uint32_t max);
 /* GIL. File descriptor of a channel. */
 int turn_channel_fd(uint64_t channel);
+/* GIL. File descriptor of a context's asynchronous events. */
+int turn_async_fd(uint64_t context);
 /* GIL. Write the key of a finished bind back into the window object; read it. */
 void turn_set_window_key(uint64_t window, uint32_t key);
 uint32_t turn_window_key(uint64_t window);
 /* FREE. modify_fn is ibv_modify_qp (native) or 0 (scripted). May block for a second towards an absent neighbour. */
 int turn_modify(uint64_t modify_fn, uint64_t qp, const struct turn_qp_attr *attr);
+
+/* ---- a native thread that polls one completion queue (poller.c, the same for both libraries) ------------------ */
+
+/* GIL. Start polling `cq` into a ring of at least `entries` completions, which must hold the whole queue: a full ring
+ * stops the polling until it is drained. `event_fd` (an eventfd, non-blocking) is written when the ring stops being
+ * empty. After idle_us without a completion the thread sleeps nap_us between polls; until then it yields the processor.
+ * nap_us 0: it never sleeps. The poller, or 0 and *error = -errno. */
+uint64_t turn_poller_start(uint64_t cq, int event_fd, uint32_t entries, uint32_t idle_us, uint32_t nap_us, int *error);
+/* GIL. Up to `max` completions, oldest first; how many, or -errno of the poll that ended the polling once everything
+ * before it was drained. Fewer than `max`: the ring was empty, and the next completion is announced on event_fd. One
+ * caller at a time. */
+int turn_poller_drain(uint64_t poller, struct turn_wc *out, uint32_t max);
+/* FREE. Stop and join the thread: the queue is not touched afterwards. What is in the ring stays there. May be called
+ * again. */
+void turn_poller_stop(uint64_t poller);
+/* GIL. A stopped poller; what is left in its ring goes with it. */
+void turn_poller_free(uint64_t poller);
 
 #endif

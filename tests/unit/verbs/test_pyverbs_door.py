@@ -247,3 +247,20 @@ def test_no_device_is_an_empty_list_and_a_typed_error() -> None:
         """
     )
     assert out == f"{errno.ENODEV} no_such_nic0: open_device: No such device"
+
+
+@needs_pyverbs
+def test_what_an_event_is_about_stands_before_its_type() -> None:
+    """pyverbs tells the type alone, so the door reads both, and compares the type each time."""
+    out = run_python(
+        """
+        import ctypes
+        from pyverbs.device import AsyncEvent
+        from orbit.verbs import _pyverbs
+        event = AsyncEvent()
+        at = id(event) + type(event).__basicsize__ - _pyverbs._ASYNC_EVENT.size
+        ctypes.memmove(at, _pyverbs._ASYNC_EVENT.pack(1, 10), 12)
+        print(event.event_type)
+        """
+    )
+    assert out == "10"

@@ -80,7 +80,9 @@ def test_a_null_address_is_an_error_in_both(turn: Turn) -> None:
     for helper in (turn, Turn(library_path("native"))):
         assert helper.post_send(0, [pack_send(1, 0, 0, 0)]) == (0, errno.EBADF)
         assert helper.post_recv(0, [bytes(24)]) == (0, errno.EBADF)
-        for call in (helper.arm, helper.poll, helper.channel_fd):
+        assert helper.post_shared_receive(0, [bytes(24)]) == (0, errno.EBADF)
+        calls = (helper.arm, helper.poll, helper.channel_fd, helper.async_fd, helper.poller_drain)
+        for call in calls:
             with pytest.raises(DeviceError) as refused:
                 call(0)
             assert refused.value.errno == errno.EBADF
@@ -90,6 +92,10 @@ def test_a_null_address_is_an_error_in_both(turn: Turn) -> None:
             helper.wait(0, 0, 0, 0)
         with pytest.raises(DeviceError):
             helper.modify(0, QueuePairAttributes(1), "nic0")
+        with pytest.raises(DeviceError):
+            helper.poller_start(0, 0, 8, 0, 0)
+        helper.poller_stop(0)
+        helper.poller_free(0)
         helper.set_window_key(0, 1)
         assert helper.window_key(0) == 0
 
@@ -148,6 +154,11 @@ def test_a_forked_child_cannot_use_the_parents_helper(turn: Turn) -> None:
             lambda: turn.post_send(0, []),
             lambda: turn.poll(0),
             lambda: turn.wait(0, 0, 0, 0),
+            lambda: turn.post_shared_receive(0, []),
+            lambda: turn.poller_start(0, 0, 8, 0, 0),
+            lambda: turn.poller_drain(0),
+            lambda: turn.poller_stop(0),
+            lambda: turn.async_fd(0),
             lambda: turn.set_window_key(0, 0),
             lambda: turn.prefault(0, 0),
         ):
@@ -160,7 +171,7 @@ def test_a_forked_child_cannot_use_the_parents_helper(turn: Turn) -> None:
         os._exit(0)
     os.close(write_end)
     assert os.waitpid(pid, 0)[1] == 0
-    assert os.read(read_end, 1) == b"\x05"
+    assert os.read(read_end, 1) == b"\x0a"
     os.close(read_end)
     assert turn.window_key(0) == 0
 

@@ -1,0 +1,13 @@
+from pyverbs.base import PyverbsCM
+from pyverbs.pd import PD
+
+class SrqAttr:
+    def __init__(self, *, max_wr: int, max_sge: int) -> None: ...
+
+class SrqInitAttr:
+    def __init__(self, attr: SrqAttr) -> None: ...
+    @property
+    def max_wr(self) -> int: ...
+
+class SRQ(PyverbsCM):
+    def __init__(self, creator: PD, srq_init_attr: SrqInitAttr) -> None: ...
