@@ -1,8 +1,7 @@
-"""Every order of events in a `GrantWorld`: what may happen next, and a search through all of it.
+"""Every order of events in a `GrantWorld`: what may happen next, and the search through all of it.
 
-The search is exhaustive within the bounds of the world it is given: it finds broken rules, states
-in which nothing can happen although a grant has not ended, and moves that go round in circles. It
-knows nothing of the machines' insides.
+The search is exhaustive within the bounds of the world it is given. This module knows nothing of
+the machines' insides.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from ..protocol.grants import (
     SourceState,
     Start,
 )
-from .grant_world import CANCELLED, GrantWorld, Violation, require
+from . import search
+from .grant_world import CANCELLED, GrantWorld
 
 P = ParamSpec("P")
 Act = Callable[[GrantWorld], None]
@@ -108,50 +108,8 @@ def _as_fault(act: Act) -> Act:
 
 
 def explore(world: GrantWorld, states_max: int = 10_000_000) -> dict[str, int]:
-    """Visit every reachable state, depth first. Raises Violation with the moves that led there: a
-    broken rule, a state where nothing can happen and not everything has ended, or moves that go
-    round in circles.
+    """Visit every reachable state. Raises Violation with the moves that led there.
 
     Returns how many states, moves and final states there are.
     """
-    counts = {"states": 0, "moves": 0, "final": 0}
-    open_keys: set[object] = set()
-    done_keys: set[object] = set()
-    path: list[str] = []
-    stack: list[tuple[GrantWorld, object, Iterator[Move]]] = []
-
-    def enter(state: GrantWorld, key: object) -> None:
-        counts["states"] += 1
-        require(counts["states"] <= states_max, "too many states")
-        moves = moves_of(state)
-        if not moves:
-            require(state.settled(), "nothing can happen, and a grant has not ended")
-            counts["final"] += 1
-        open_keys.add(key)
-        stack.append((state, key, iter(moves)))
-
-    try:
-        enter(world, world.key())
-        while stack:
-            state, key, moves = stack[-1]
-            step = next(moves, None)
-            if step is None:
-                stack.pop()
-                open_keys.discard(key)
-                done_keys.add(key)
-                if path:
-                    path.pop()
-                continue
-            name, act = step
-            path.append(name)
-            counts["moves"] += 1
-            follower = state.after(act)
-            follower_key = follower.key()
-            require(follower_key not in open_keys, "the same state again: moves without an end")
-            if follower_key in done_keys:
-                path.pop()
-            else:
-                enter(follower, follower_key)
-    except Exception as error:
-        raise Violation(f"{error}; after: " + " | ".join(path)) from error
-    return counts
+    return search.explore(world, moves_of, states_max)

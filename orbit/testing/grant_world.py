@@ -48,18 +48,10 @@ from ..protocol.grants import (
     SourceState,
     WindowFreed,
 )
+from .search import require
 
 CANCELLED = "cancelled by its caller"
 _FOREVER = float("inf")
-
-
-class Violation(AssertionError):
-    """A rule of the grant's life was broken."""
-
-
-def require(fact: bool, rule: str) -> None:
-    if not fact:
-        raise Violation(rule)
 
 
 class QueuePair:

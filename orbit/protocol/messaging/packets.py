@@ -1,4 +1,4 @@
-"""Packets of a message link: the 8-byte header, what the kinds mean, and which window pays for each.
+"""Packets of a message link: the 8-byte header, the kinds, and which window pays for each.
 
 A *frame* is what the messenger hands over (kind, header, payload); a *packet* is what one slab
 holds. A frame that fits one slab is one packet; a longer one is cut into several (segments). Every
@@ -9,7 +9,8 @@ transport carries the same packets, so that one contract holds on all of them. L
 `credits` and `replies` return credit of the two windows (D6), `reports` has one bit for each
 control kind of the *receiver* of this packet whose slab was reposted. `MORE` says that further
 segments follow, `CONTINUED` that this is one of them; the first of several carries the frame's
-payload length (u32) right behind the fixed header, and no continuation carries a header.
+payload length (u32) right behind the fixed header. A header longer than the first slab goes on in
+the continuations, which themselves say 0.
 """
 
 from __future__ import annotations
@@ -84,7 +85,6 @@ CONTROL_KINDS: Final = (
 REPORT_BIT: Final[dict[int, int]] = {kind: 1 << n for n, kind in enumerate(CONTROL_KINDS)}
 _REPORTS_KNOWN = sum(REPORT_BIT.values())
 _FLAGS_KNOWN = int(PacketFlags.MORE | PacketFlags.CONTINUED)
-_MORE = int(PacketFlags.MORE)
 _CONTINUED = int(PacketFlags.CONTINUED)
 
 
@@ -126,8 +126,7 @@ def parse_packet(view: memoryview) -> Packet:
     version, kind, flags, credits, replies, reports, header_bytes = _HEADER.unpack_from(view)
     if version != PACKET_VERSION:
         raise PeerProtocolError(f"packet version {version}, this side speaks {PACKET_VERSION}")
-    window = WINDOW_OF.get(kind)
-    if window is None:
+    if kind not in WINDOW_OF:
         raise PeerProtocolError(f"unknown packet kind {kind}")
     if flags & ~_FLAGS_KNOWN:
         raise PeerProtocolError(f"reserved packet flags {flags:#04x}")
@@ -135,16 +134,8 @@ def parse_packet(view: memoryview) -> Packet:
         raise PeerProtocolError(f"reserved report bits {reports:#04x}")
     begin, total = FIXED_BYTES, 0
     if flags:
-        if window is Window.CONTROL:
-            raise PeerProtocolError(f"packet kind {kind} cannot be segmented")
-        if flags & _CONTINUED and header_bytes:
-            raise PeerProtocolError("a continuation with a header")
-        if flags == _MORE:
-            if len(view) < FIXED_BYTES + LENGTH_BYTES:
-                raise PeerProtocolError("a first segment without its length")
-            (total,) = _LENGTH.unpack_from(view, FIXED_BYTES)
-            begin += LENGTH_BYTES
-    if begin + header_bytes > len(view):
+        begin, total = _parse_segment(view, kind, flags, header_bytes)
+    elif begin + header_bytes > len(view):
         raise PeerProtocolError(
             f"a header of {header_bytes} bytes in a packet of {len(view)} bytes"
         )
@@ -155,3 +146,17 @@ def parse_packet(view: memoryview) -> Packet:
     return Packet(
         kind, flags, Returned(credits, replies, reports), header_bytes, total, view[begin:]
     )
+
+
+def _parse_segment(view: memoryview, kind: int, flags: int, header_bytes: int) -> tuple[int, int]:
+    """(where the body begins, the frame's payload length or 0)."""
+    if WINDOW_OF[kind] is Window.CONTROL:
+        raise PeerProtocolError(f"packet kind {kind} cannot be segmented")
+    if flags & _CONTINUED:
+        if header_bytes:
+            raise PeerProtocolError("a continuation with a header length")
+        return FIXED_BYTES, 0
+    if len(view) < FIXED_BYTES + LENGTH_BYTES:
+        raise PeerProtocolError("a first segment without its length")
+    (total,) = _LENGTH.unpack_from(view, FIXED_BYTES)
+    return FIXED_BYTES + LENGTH_BYTES, total
