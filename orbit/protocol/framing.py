@@ -22,6 +22,9 @@ from .codec import Readable
 PREFACE: Final = b"orbit\x00\r\n"
 HANDSHAKE_FRAME_BYTES_MAX: Final = 4096  # until the peer has proven itself
 FRAME_BYTES_MAX: Final = 1 << 20  # afterwards; bulk bytes have their own connections
+# A frame of which so much is missing is received straight into its own memory. Far above what a
+# stranger may send, for whom nothing is reserved.
+_RESERVE_BYTES_MIN: Final = 32 << 10
 
 _LENGTH = struct.Struct(">I")
 
@@ -71,9 +74,14 @@ def split_frame(frame: Readable) -> tuple[FrameKind, memoryview]:
 
 def length_prefix(frame: Readable, frame_bytes_max: int = FRAME_BYTES_MAX) -> bytes:
     """The 4 bytes that precede `frame` on a stream. Raises UsageError when it is over the limit."""
-    if not 0 < len(frame) <= frame_bytes_max:
-        raise UsageError(f"a frame of {len(frame)} bytes; the limit is {frame_bytes_max}")
-    return _LENGTH.pack(len(frame))
+    return pack_length(len(frame), frame_bytes_max)
+
+
+def pack_length(nbytes: int, frame_bytes_max: int = FRAME_BYTES_MAX) -> bytes:
+    """As `length_prefix`, of a frame whose bytes lie in several places."""
+    if not 0 < nbytes <= frame_bytes_max:
+        raise UsageError(f"a frame of {nbytes} bytes; the limit is {frame_bytes_max}")
+    return _LENGTH.pack(nbytes)
 
 
 def encode_on_stream(frame: bytes, frame_bytes_max: int = FRAME_BYTES_MAX) -> bytes:
@@ -85,10 +93,19 @@ class FrameParser:
     """Cuts a byte stream into frames: `feed` what came, then take frames until None.
 
     `frame_bytes_max` may be raised between two frames, once the handshake is through. After an
-    error every call raises it again: the stream has no next frame.
+    error every call raises it again: the stream has no next frame. While the rest of a long frame
+    is awaited, `space` is where it may be received without a copy through `feed`.
     """
 
-    __slots__ = ("_buffer", "_error", "_preface_left", "_start", "frame_bytes_max")
+    __slots__ = (
+        "_buffer",
+        "_error",
+        "_filled",
+        "_preface_left",
+        "_reserved",
+        "_start",
+        "frame_bytes_max",
+    )
 
     def __init__(
         self, frame_bytes_max: int = HANDSHAKE_FRAME_BYTES_MAX, *, preface: bool = True
@@ -98,15 +115,31 @@ class FrameParser:
         self._start = 0  # what stands before it was taken already
         self._preface_left = PREFACE if preface else b""
         self._error: PeerProtocolError | None = None
+        self._reserved: memoryview | None = None  # a long frame that is partly here
+        self._filled = 0
 
     @property
     def pending_bytes(self) -> int:
         """Fed, but not yet taken. Not 0 at the end of a stream: it broke off inside a frame."""
-        return len(self._buffer) - self._start
+        reserved = 0 if self._reserved is None else _LENGTH.size + self._filled
+        return len(self._buffer) - self._start + reserved
+
+    def space(self) -> memoryview | None:
+        """Where the missing rest of a long frame belongs; say by `filled` how much of it came."""
+        return None if self._reserved is None else self._reserved[self._filled :]
+
+    def filled(self, nbytes: int) -> None:
+        """The first `nbytes` of `space` were received."""
+        self._filled += nbytes
 
     def feed(self, data: Readable) -> None:
         """Add received bytes. Raises PeerProtocolError at the first wrong byte of the preface."""
         self._raise_error()
+        if (space := self.space()) is not None:
+            count = min(len(space), len(data))
+            space[:count] = memoryview(data)[:count]
+            self._filled += count
+            data = memoryview(data)[count:]
         if self._start:
             del self._buffer[: self._start]
             self._start = 0
@@ -117,7 +150,9 @@ class FrameParser:
     def next_frame(self) -> memoryview | None:
         """The next whole frame (kind known), or None. The view stays valid; it is a copy."""
         self._raise_error()
-        if self._preface_left or self.pending_bytes < _LENGTH.size:
+        if self._reserved is not None:
+            return self._take_reserved()
+        if self._preface_left or len(self._buffer) - self._start < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer, self._start)
         if not 0 < length <= self.frame_bytes_max:
@@ -125,7 +160,10 @@ class FrameParser:
         begin = self._start + _LENGTH.size
         if len(self._buffer) > begin and self._buffer[begin] not in _KINDS:
             self._fail(f"unknown frame kind {self._buffer[begin]}")
-        if len(self._buffer) - begin < length:
+        missing = begin + length - len(self._buffer)
+        if missing > 0:
+            if missing >= _RESERVE_BYTES_MIN:
+                self._reserve(begin, length)
             return None
         self._start = begin + length
         return memoryview(bytes(memoryview(self._buffer)[begin : self._start]))
@@ -139,9 +177,28 @@ class FrameParser:
         """What follows the last frame, as raw bytes: for a stream that stops being framed."""
         self._raise_error()
         rest = bytes(memoryview(self._buffer)[self._start :])
+        if self._reserved is not None:
+            rest = _LENGTH.pack(len(self._reserved)) + self._reserved[: self._filled] + rest
+            self._reserved = None
         self._buffer.clear()
         self._start = 0
         return rest
+
+    def _reserve(self, begin: int, length: int) -> None:
+        self._reserved = memoryview(bytearray(length))
+        self._filled = len(self._buffer) - begin
+        self._reserved[: self._filled] = memoryview(self._buffer)[begin:]
+        self._buffer = bytearray()  # the old one cannot shrink under a view
+        self._start = 0
+
+    def _take_reserved(self) -> memoryview | None:
+        frame = self._reserved
+        if frame is None or self._filled < len(frame):
+            return None
+        self._reserved = None
+        if frame[0] not in _KINDS:  # its first byte was not here yet when it was reserved
+            self._fail(f"unknown frame kind {frame[0]}")
+        return frame.toreadonly()
 
     def _take_preface(self) -> None:
         size = min(len(self._preface_left), len(self._buffer))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,54 +40,63 @@ from ..protocol.calls import (
     goodbye_frame,
     notify_frame,
 )
-from ..protocol.framing import SendFrame
+from ..protocol.framing import FrameKind, SendFrame
 from ..protocol.messages import Hello, Message
-from ..transport.interface import CallHandler, ControlLink, Reply
+from ..transport.interface import CallHandler, ControlLink, PacketRoute, Reply
+from .heartbeat import Heartbeat
 from .timer import DeadlineTimer
 
 _log = logging.getLogger("orbit")
+_PACKET = int(FrameKind.PACKET)
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
     """What every session of a node shares. `spawn` starts a named background task; `on_closed` runs
-    once.
+    once. `packets` takes what rides beside the calls; None: this node takes no messages.
     """
 
     handlers: Mapping[str, CallHandler]
     spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
     on_closed: Callable[[ControlSession], None]
     call_timeout_s: float
+    packets: PacketRoute | None = None
+    silence_s: float = 10.0  # of a peer that owes an answer, before it is asked
+    ping_timeout_s: float = 2.0
 
 
 class ControlSession:
-    """Implements transport.interface.Session. `dialed`: this node opened it and makes its calls
-    over it.
-    """
+    """Implements transport.interface.Session. Calls go both ways over it, whichever side dialed."""
 
     def __init__(
         self,
         epoch: Epoch,
         link: ControlLink,
-        peer_endpoint: tuple[str, int],
+        peer_endpoints: Sequence[tuple[str, int]],
         settings: SessionSettings,
         *,
         dialed: bool,
     ) -> None:
         self.epoch = epoch
         self.dialed = dialed
-        self.peer_endpoint = peer_endpoint
+        self.peer_endpoints = peer_endpoints
         self.cause: OrbitError | None = (
             None  # why it ended; None while open and after a local close
         )
-        self._link = link
+        self.link = link
         self._settings = settings
         self._calls = CallTable()
         self._waiters: dict[CallId, asyncio.Future[object]] = {}
         self._serving: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
+        self._heartbeat = Heartbeat(
+            lambda frame: self._send([SendFrame(frame)]),
+            settings.silence_s,
+            settings.ping_timeout_s,
+        )
         self._timer = DeadlineTimer(self._on_deadline)
-        self._closed = False
+        self.closed = False
+        self._closing = False  # by this side
         self._goodbye = False
 
     @property
@@ -110,13 +119,14 @@ class ControlSession:
     def peer_hello(self) -> Hello:
         return self.epoch.peer_hello
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def start(self) -> None:
         """Begin to read frames. Handlers may run from the next turn of the loop on."""
-        self._link.start(self._on_frame, self._on_link_closed)
+        packets = self._settings.packets
+        if packets is None:
+            self.link.start(self._on_frame, self._on_link_closed)
+            return
+        self.link.watch_taken(lambda: packets.on_taken(self))
+        self.link.start(self._on_frame, self._on_link_closed, lambda: packets.on_pass_end(self))
 
     async def call(
         self, request: Message, reply: type[Reply], timeout_s: float | None = None
@@ -124,7 +134,7 @@ class ControlSession:
         """Cancelling the caller gives the call up: its answer, if one still comes, is dropped and
         counted.
         """
-        if self._closed:
+        if self.closed:
             raise self._lost()
         now = self._loop.time()
         timeout = self._settings.call_timeout_s if timeout_s is None else timeout_s
@@ -132,15 +142,15 @@ class ControlSession:
         waiter: asyncio.Future[object] = self._loop.create_future()
         self._waiters[call_id] = waiter
         try:
-            self._link.send_nowait(send.frame)
-            self._timer.arm(self._calls.deadline)
+            self.link.send_nowait(send.frame)
+            self._arm()
             body = await waiter
         except ClosedError:
             raise self._lost() from None
         finally:
             self._waiters.pop(call_id, None)
             self._calls.cancel(call_id)  # nothing when it has ended
-            self._timer.arm(self._calls.deadline)
+            self._arm()
         try:
             return reply.from_wire(body)
         except PeerProtocolError as error:
@@ -148,25 +158,32 @@ class ControlSession:
             raise
 
     def notify(self, request: Message) -> None:
-        if self._closed:
+        if self.closed:
             return
         self._send([SendFrame(notify_frame(_method(request), request.to_wire()))])
 
+    async def ping(self, timeout_s: float) -> float:
+        """Seconds until the peer answered. Raises DeadlineExceeded, PeerError, ClosedError."""
+        if self.closed:
+            raise self._lost()
+        return await self._heartbeat.ping(timeout_s)
+
     def close(self) -> None:
         """Say goodbye and end the epoch in order. Idempotent."""
-        if self._closed:
+        if self.closed:
             return
+        self._closing = True
         # When it cannot be said, the end of the connection says it as well.
         with contextlib.suppress(ClosedError, BusyError):
-            self._link.send_nowait(goodbye_frame())
-        self._link.close()
+            self.link.send_nowait(goodbye_frame())
+        self.link.close()
 
     def abort(self, cause: OrbitError) -> None:
         """End the epoch at once because of `cause`. Idempotent."""
-        if self._closed:
+        if self.closed:
             return
         self.cause = cause
-        self._link.abort()
+        self.link.abort()
 
     async def wait_served(self) -> None:
         """Until no handler of this session runs any more."""
@@ -175,32 +192,53 @@ class ControlSession:
 
     async def wait_closed(self) -> None:
         """Until the link's resources are gone."""
-        await self._link.wait_closed()
+        await self.link.wait_closed()
 
     def _on_frame(self, frame: memoryview) -> None:
         # Raises PeerProtocolError into the link, which then closes and reports it.
+        self._heartbeat.on_frame()
+        if frame[0] == _PACKET:
+            self._on_packet(frame[1:])
+            return
         self._carry_out(self._calls.on_frame(frame, self._loop.time()))
-        self._timer.arm(self._calls.deadline)
+        self._arm()
+
+    def _on_packet(self, packet: memoryview) -> None:
+        packets = self._settings.packets
+        if packets is None:
+            raise PeerProtocolError("a message packet, though this side takes no messages")
+        packets.on_packet(self, packet)
 
     def _on_deadline(self) -> None:
         # A loop timer may come a clock tick early; the machine's clock must not.
-        due = self._calls.deadline
-        now = self._loop.time()
-        self._carry_out(self._calls.on_deadline(now if due is None else max(now, due)))
-        self._timer.arm(self._calls.deadline)
+        due = _earliest(self._calls.deadline, self._heartbeat.deadline)
+        now = self._loop.time() if due is None else max(self._loop.time(), due)
+        self._carry_out(self._calls.on_deadline(now))
+        if (lost := self._heartbeat.on_deadline(now, str(self.peer))) is not None:
+            self.abort(lost)
+        self._arm()
+
+    def _arm(self) -> None:
+        self._heartbeat.watch(owed=self._calls.outstanding > 0)
+        self._timer.arm(_earliest(self._calls.deadline, self._heartbeat.deadline))
 
     def _on_link_closed(self, error: BaseException | None) -> None:
         if isinstance(error, OrbitError):
             self.cause = self.cause or error
         if self._goodbye and isinstance(self.cause, PeerLost):
             self.cause = PeerLost(str(self.peer), "it said goodbye")
-        self._closed = True
+        self.closed = True
         self._timer.arm(None)
         self._carry_out(self._calls.close(self._lost()))
+        self._heartbeat.close(self._lost())
+        if self._settings.packets is not None:
+            self._settings.packets.on_closed(self, self.cause)
         self._settings.on_closed(self)
 
     def _lost(self) -> OrbitError:
         """What a call over this session ends with once it is closed."""
+        if self.cause is None and not self.closed and not self._closing:
+            return PeerLost(str(self.peer), "a send failed")  # the report is on its way
         if self.cause is None:
             return ClosedError(f"the session with {self.peer}")
         if isinstance(self.cause, PeerError) and not isinstance(self.cause, PeerProtocolError):
@@ -226,15 +264,15 @@ class ControlSession:
                     self._spawn(self._serve(None, method, body), method)
                 case GoodbyeArrived():
                     self._goodbye = True
-                case PongArrived():
-                    pass  # nothing pings yet; TCP's own keepalive watches the connection
+                case PongArrived(number):
+                    self._heartbeat.on_pong(number)
 
     def _send(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             if not isinstance(effect, SendFrame):
                 continue
             try:
-                self._link.send_nowait(effect.frame)
+                self.link.send_nowait(effect.frame)
             except ClosedError:
                 return
             except BusyError as error:
@@ -275,6 +313,10 @@ class ControlSession:
             # of it.
             _log.error("an answer to %s cannot be sent: %s", self.peer, error)
             self.abort(InternalError(str(error)))
+
+
+def _earliest(*deadlines: float | None) -> float | None:
+    return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
 
 async def _guarded(work: Awaitable[Message | None]) -> Message | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
+from collections.abc import Sequence
 
 from ..errors import (
     BusyError,
@@ -20,7 +21,7 @@ from ..errors import (
     UsageError,
 )
 from ..protocol.framing import FRAME_BYTES_MAX, split_frame
-from ..transport.interface import ClosedHandler, FrameHandler
+from ..transport.interface import ClosedHandler, FrameHandler, LoopCallback
 from .faults import LinkFaults
 
 BACKLOG_BYTES_MAX = 4 << 20
@@ -61,6 +62,8 @@ class SimNetwork:
 class SimLink:
     """One end. Made by SimNetwork.link_pair."""
 
+    frames_stay = False  # to find out who keeps one
+
     def __init__(self, network: SimNetwork, endpoint: str, faults: LinkFaults) -> None:
         self._network = network
         self._endpoint = endpoint
@@ -69,13 +72,13 @@ class SimLink:
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._other: SimLink | None = None
         self._inbox: deque[bytes] = deque()  # arrived, but not started yet
+        self._accepted_bytes = 0
         self._in_flight_bytes = 0  # sent by this end, not yet delivered to a handler
         self._clear_at = 0.0  # no frame may arrive before the one sent earlier
         self._frames = 0
         self._ending = ""
-        self._closed = False
-        self._on_frame: FrameHandler | None = None
-        self._on_closed: ClosedHandler | None = None
+        self._handlers: tuple[FrameHandler, ClosedHandler, LoopCallback] | None = None
+        self._on_taken: LoopCallback = _nothing
         self._cause: OrbitError | None = None
 
     def attach(self, other: SimLink) -> None:
@@ -87,23 +90,40 @@ class SimLink:
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        return self._gone.done()
 
-    def start(self, on_frame: FrameHandler, on_closed: ClosedHandler) -> None:
-        self._on_frame, self._on_closed = on_frame, on_closed
+    @property
+    def accepted_bytes(self) -> int:
+        return self._accepted_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        return self._accepted_bytes - self._in_flight_bytes
+
+    def watch_taken(self, on_taken: LoopCallback) -> None:
+        self._on_taken = on_taken
+
+    def start(
+        self,
+        on_frame: FrameHandler,
+        on_closed: ClosedHandler,
+        on_pass_end: LoopCallback | None = None,
+    ) -> None:
+        self._handlers = on_frame, on_closed, on_pass_end or _nothing
         if self._gone.done():
             self._report_soon()
         else:
             self._loop.call_soon(self._drain_inbox)
 
     def send_nowait(self, frame: bytes) -> None:
-        if self._closed:
+        if self.closed:
             raise ClosedError(f"the link to {self._endpoint}")
         if not 0 < len(frame) <= FRAME_BYTES_MAX:
             raise UsageError(f"a frame of {len(frame)} bytes; the limit is {FRAME_BYTES_MAX}")
         if self._in_flight_bytes and self._in_flight_bytes + len(frame) > BACKLOG_BYTES_MAX:
             raise BusyError(f"{self._endpoint}: {self._in_flight_bytes} bytes wait to be sent")
         self._in_flight_bytes += len(frame)
+        self._accepted_bytes += len(frame)
         other = self._other
         assert other is not None
         self._frames += 1
@@ -113,8 +133,15 @@ class SimLink:
         elif not self._faults.stalled:
             self._loop.call_at(self._arrival(), other._arrive, bytes(frame))
 
+    def send_gathered(self, frames: Sequence[tuple[bytes, memoryview]]) -> None:
+        whole = [head + body for head, body in frames]
+        if not all(0 < len(frame) <= FRAME_BYTES_MAX for frame in whole):
+            raise UsageError("a frame over the limit, or an empty one")
+        for frame in whole:
+            self.send_nowait(frame)
+
     def close(self) -> None:
-        if not self._closed:
+        if not self.closed:
             self._tell_other("closed by the peer")
             self._end(None)
 
@@ -126,7 +153,7 @@ class SimLink:
 
     def lose(self, cause: str) -> None:
         """The connection is cut: this end sees it at once, the other one a delay later."""
-        if self._closed:
+        if self.closed:
             return
         self._tell_other(cause)
         self._end(PeerLost(self._endpoint, cause))
@@ -143,33 +170,38 @@ class SimLink:
             self._loop.call_at(self._arrival(), other._peer_ended, cause)
 
     def _arrive(self, frame: bytes) -> None:
-        if self._closed:
+        if self.closed:
             return
         self._inbox.append(frame)
         self._drain_inbox()
 
     def _drain_inbox(self) -> None:
-        while self._on_frame is not None and self._inbox and not self._closed:
-            frame = self._inbox.popleft()
-            if self._other is not None:
-                self._other._in_flight_bytes -= len(frame)
-            try:
-                split_frame(frame)
-                # A view of a copy that dies now: a handler that keeps it finds zeros.
-                scratch = bytearray(frame)
-                self._on_frame(memoryview(scratch).toreadonly())
-                scratch[:] = bytes(len(scratch))
-            except PeerProtocolError as error:
-                self._tell_other("closed by the peer")
-                self._end(error)
-            except Exception as error:
-                self._tell_other("closed by the peer")
-                self._end(InternalError(f"a frame handler failed: {error!r}"))
+        try:
+            while self._handlers is not None and self._inbox and not self.closed:
+                self._deliver(self._inbox.popleft(), self._handlers[0])
+            if self._handlers is not None:
+                self._handlers[2]()
+        except PeerProtocolError as error:
+            self._tell_other("closed by the peer")
+            self._end(error)
+        except Exception as error:
+            self._tell_other("closed by the peer")
+            self._end(InternalError(f"a frame handler failed: {error!r}"))
         if self._ending and not self._inbox:
             self._end(PeerLost(self._endpoint, self._ending))
 
+    def _deliver(self, frame: bytes, on_frame: FrameHandler) -> None:
+        if self._other is not None:
+            self._other._in_flight_bytes -= len(frame)
+            self._other._on_taken()
+        split_frame(frame)
+        # A view of a copy that dies now: a handler that keeps it finds zeros.
+        scratch = bytearray(frame)
+        on_frame(memoryview(scratch).toreadonly())
+        scratch[:] = bytes(len(scratch))
+
     def _peer_ended(self, cause: str) -> None:
-        if self._closed:
+        if self.closed:
             return
         self._ending = (
             cause  # a stream's end stands behind its bytes: not seen before they are read
@@ -177,15 +209,19 @@ class SimLink:
         self._drain_inbox()
 
     def _end(self, cause: OrbitError | None) -> None:
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self._gone.set_result(None)
         self._cause = cause
         self._inbox.clear()
         self._report_soon()
-        self._gone.set_result(None)
 
     def _report_soon(self) -> None:
-        on_closed, self._on_closed = self._on_closed, None
-        if on_closed is not None:
-            self._loop.call_soon(on_closed, self._cause)
+        handlers, self._handlers = self._handlers, None
+        self._on_taken = _nothing
+        if handlers is not None:
+            self._loop.call_soon(handlers[1], self._cause)
+
+
+def _nothing() -> None:
+    pass

@@ -11,10 +11,10 @@ import hashlib
 from collections.abc import Mapping
 from typing import TypeVar
 
-from ..errors import PeerLost, PeerRefused
+from ..errors import OrbitError, PeerLost, PeerRefused, UsageError
 from ..model import Incarnation, PeerIdentity, WorkerId
 from ..protocol.messages import Hello, Message
-from ..transport.interface import CallHandler
+from ..transport.interface import CallHandler, ControlLink
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -29,7 +29,8 @@ class StubSession:
         self.key = hashlib.sha256(b"key %d" % number).digest()
         self.local_hello = make_hello(own, other, self.attempt)
         self.peer_hello = make_hello(other, own, self.attempt)
-        self.peer_endpoint = endpoint
+        self.peer_endpoints: tuple[tuple[str, int], ...] = (endpoint,)
+        self.dialed = dialer
         self.closed = False
         self.handlers: Mapping[str, CallHandler] = {}
         self._other: StubSession | None = None
@@ -37,6 +38,14 @@ class StubSession:
     def connect(self, other: StubSession) -> None:
         """Make calls of either reach the handlers of the other."""
         self._other, other._other = other, self
+
+    @property
+    def link(self) -> ControlLink:
+        raise UsageError("a stub session has no control link")
+
+    def abort(self, cause: OrbitError) -> None:
+        """As `close`: nobody asks a stub for the cause."""
+        self.close()
 
     def close(self) -> None:
         """The epoch is over, for both ends."""

@@ -7,16 +7,18 @@ backend.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, runtime_checkable
 
+from ..errors import OrbitError
 from ..model import Address, LeaseId, PathName, PathReason, PeerIdentity
 from ..protocol.messages import Hello, Message
 
 Reply = TypeVar("Reply", bound=Message)
 FrameHandler = Callable[[memoryview], None]
 ClosedHandler = Callable[[BaseException | None], None]
+LoopCallback = Callable[[], None]
 Progress = Callable[[int], None]  # bytes of this transfer that have arrived so far
 
 
@@ -31,15 +33,42 @@ class ControlLink(Protocol):
     def endpoint(self) -> str:
         """The other end as text, for messages."""
 
-    def start(self, on_frame: FrameHandler, on_closed: ClosedHandler) -> None:
-        """Begin delivery. `on_frame` gets a view that is valid only during the call. `on_closed`
-        runs exactly once: None after a local close, else the typed error.
+    @property
+    def frames_stay(self) -> bool:
+        """The views that `on_frame` gets stay valid for as long as somebody holds them."""
+
+    def start(
+        self,
+        on_frame: FrameHandler,
+        on_closed: ClosedHandler,
+        on_pass_end: LoopCallback | None = None,
+    ) -> None:
+        """Begin delivery. `on_frame` gets a view that is valid only during the call, unless
+        `frames_stay`. `on_closed` runs exactly once: None after a local close, else the typed
+        error. `on_pass_end` follows the frames that were at hand together.
         """
 
     def send_nowait(self, frame: bytes) -> None:
         """Queue one frame. Raises ClosedError after close, BusyError when the write backlog is
         over its limit, UsageError when the frame is over the frame limit.
         """
+
+    def send_gathered(self, frames: Sequence[tuple[bytes, memoryview]]) -> None:
+        """Queue frames whose bytes lie in two pieces, all or none of them. The second piece is not
+        copied: it stays in use until the link took it (`taken_bytes`), or its end was reported.
+        Raises as `send_nowait`.
+        """
+
+    @property
+    def accepted_bytes(self) -> int:
+        """What all sends so far came to, on the stream."""
+
+    @property
+    def taken_bytes(self) -> int:
+        """How much of `accepted_bytes` is out of this process's hands."""
+
+    def watch_taken(self, on_taken: LoopCallback) -> None:
+        """`on_taken` runs, from the loop, when `taken_bytes` grew otherwise than within a send."""
 
     def close(self) -> None:
         """Flush what is queued as far as the peer takes it within a second, then close.
@@ -74,11 +103,22 @@ class Session(Protocol):
     def peer_hello(self) -> Hello: ...
 
     @property
-    def peer_endpoint(self) -> tuple[str, int]:
-        """Where the peer listens (dialing side), for bulk connections."""
+    def peer_endpoints(self) -> Sequence[tuple[str, int]]:
+        """Where the peer can be dialed, for bulk connections; empty when nobody knows."""
+
+    @property
+    def dialed(self) -> bool:
+        """This side opened the connection."""
 
     @property
     def closed(self) -> bool: ...
+
+    @property
+    def link(self) -> ControlLink:
+        """What carries it: for the packets of the TCP message link, which ride beside the calls."""
+
+    def abort(self, cause: OrbitError) -> None:
+        """End the epoch at once because of `cause`. Idempotent."""
 
     async def call(
         self, request: Message, reply: type[Reply], timeout_s: float | None = None
@@ -87,6 +127,22 @@ class Session(Protocol):
 
     def notify(self, request: Message) -> None:
         """Fire and forget. Silently nothing once the session is closed."""
+
+
+class PacketRoute(Protocol):
+    """Who takes the FrameKind.PACKET frames of a node's sessions: one for all of them."""
+
+    def on_packet(self, session: Session, packet: memoryview) -> None:
+        """One packet; the view is valid during the call. A PeerProtocolError ends the epoch."""
+
+    def on_pass_end(self, session: Session) -> None:
+        """The frames that were at hand together have all been delivered."""
+
+    def on_taken(self, session: Session) -> None:
+        """The link's `taken_bytes` grew."""
+
+    def on_closed(self, session: Session, error: OrbitError | None) -> None:
+        """The epoch is over, once; None after a local close."""
 
 
 CallHandler = Callable[[Session, object], Awaitable[Message | None]]

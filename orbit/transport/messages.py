@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from ..errors import OrbitError
+from ..errors import NotAdmitted, OrbitError
 from ..model import PathName, PathReason
 from ..protocol.messaging.credits import Windows
 from .interface import CallHandler, Session
@@ -55,8 +55,9 @@ class PacketWire(Protocol):
 
     @property
     def room(self) -> int:
-        """How many packets may be pushed now. A wire that credits alone bound says so by a number
-        that never runs out first.
+        """How many packets of frames may be pushed now. A wire that credits alone bound says so by
+        a number that never runs out first. Control packets are pushed beyond it: credits allow one
+        outstanding packet of each of the five kinds, and a wire keeps room for those apart.
         """
 
     def start(self, client: PacketClient) -> None:
@@ -84,8 +85,9 @@ class PacketWire(Protocol):
 
 
 class OutgoingFrame:
-    """One frame on its way out; the messenger subclasses it. Exactly one of `done` and `failed` is
-    called, once, after at most one `posted`. None of them may send from within: they may queue.
+    """One frame on its way out; the messenger subclasses it. Exactly one of `done`, `failed` and
+    `given_back` is called, once, after at most one `posted`; it may come from within `send`. None
+    of them may send from within: they may queue.
     """
 
     __slots__ = ("header", "kind", "payload")
@@ -108,7 +110,15 @@ class OutgoingFrame:
         """
 
     def failed(self, error: OrbitError) -> None:
-        """NotAdmitted: no byte of it left. Anything else: its fate is not known."""
+        """NotAdmitted: no byte of it left. UsageError: it can never be sent. Anything else: its
+        fate is not known.
+        """
+
+    def given_back(self, error: NotAdmitted) -> None:
+        """The link was closed by agreement before a byte of it left: the next link may take it.
+        Unless overridden, a failure like any other.
+        """
+        self.failed(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +152,11 @@ class LinkClient(Protocol):
 
     def on_link_lost(self, link: MessageLink, error: OrbitError | None) -> None:
         """Once; None: closed by this side or by an agreed goodbye. Every frame had its verdict."""
+
+    def may_close(self, link: MessageLink) -> bool:
+        """Whether this side can spare the link: no call that went out by it waits for its answer,
+        and no answer is owed by it. Asked before a goodbye is said or agreed to.
+        """
 
 
 class MessageLink(Protocol):
@@ -177,7 +192,8 @@ class MessageLink(Protocol):
 
     async def goodbye(self, timeout_s: float) -> bool:
         """Close by agreement: True when both sides had nothing in flight and the link is closed.
-        False, and the link lives on, when there is work on either side or no answer in time.
+        False, and the link lives on, when there is work on either side or no answer in time. (An
+        answer that comes late still closes it, unless something was sent meanwhile.)
         """
 
     def abort(self, error: OrbitError | None = None) -> None:
@@ -230,3 +246,11 @@ class MessageTransport(Protocol):
         """The epoch is over: its link fails, its resources go. Raises Unquiesced."""
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A message transport that has devices to tell of."""
+
+    def counts(self) -> Mapping[str, int]:
+        """Counts and gauges of its devices, by name."""

@@ -71,10 +71,10 @@ async def dial(
     return EstablishedLink(epoch, TcpLink(wire, stream.parser), endpoint)
 
 
-async def dial_bulk(endpoint: Endpoint, hello: BulkHello, options: DialOptions) -> Wire:
+async def dial_bulk(endpoints: Sequence[Endpoint], hello: BulkHello, options: DialOptions) -> Wire:
     """A bulk connection that the owner has admitted. Raises as `dial` does."""
     loop = asyncio.get_running_loop()
-    sock, endpoint = await connect([endpoint], options.connect_timeout_s)
+    sock, endpoint = await connect(endpoints, options.connect_timeout_s)
     deadline = loop.time() + options.handshake_timeout_s
     wire = await _wire(sock, endpoint, options, deadline)
     stream = HandshakeStream(wire)

@@ -11,7 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import PeerProtocolError
-from ..protocol.bootstrap import Broken, Dialer, Disconnected, Epoch, Established, Listener, Refused
+from ..protocol.bootstrap import (
+    Broken,
+    Dialer,
+    Disconnected,
+    Epoch,
+    Established,
+    Listener,
+    Proven,
+    Refused,
+)
 from ..protocol.bootstrap import Effect as BootstrapEffect
 from ..protocol.framing import (
     HANDSHAKE_FRAME_BYTES_MAX,
@@ -78,8 +87,8 @@ class HandshakeStream:
 async def run_handshake(
     stream: HandshakeStream, machine: Dialer | Listener, effects: Sequence[BootstrapEffect]
 ) -> Epoch:
-    """Carry out `effects` and go on until the epoch is open. Raises the machine's typed error. The
-    wire stays the caller's, who closes it then."""
+    """Carry out `effects` and go on until the epoch is open, or at the listener until it may be.
+    Raises the machine's typed error. The wire stays the caller's, who closes it then."""
     loop = asyncio.get_running_loop()
     deadline = machine.deadline or loop.time()
     while True:
@@ -88,7 +97,7 @@ async def run_handshake(
             async with asyncio.timeout_at(deadline):
                 await stream.send(*(e.frame for e in effects if isinstance(e, SendFrame)))
                 for effect in effects:
-                    if isinstance(effect, Established):
+                    if isinstance(effect, Established | Proven):
                         return effect.epoch
                 if refused is None:
                     effects = await _next_effects(stream, machine, loop)

@@ -1,7 +1,7 @@
 """ControlLink over one TCP connection: a u32 length, then the frame.
 
-Takes over a wire after its handshake. Owns the write backlog, its limit and the one report of how
-the connection ended. Knows frame kinds only so far as the parser refuses unknown ones; calls, pings
+Takes over a wire after its handshake. Owns its reading and writing, and the one report of how the
+connection ended. Knows frame kinds only so far as the parser refuses unknown ones; calls, pings
 and goodbyes belong to the session above.
 """
 
@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections import deque
+from collections.abc import Sequence
 
-from ..errors import BusyError, ClosedError, InternalError, OrbitError, PeerLost, PeerProtocolError
+from ..errors import ClosedError, InternalError, OrbitError, PeerLost, PeerProtocolError
 from ..protocol.framing import FRAME_BYTES_MAX, FrameParser, encode_on_stream
-from .interface import ClosedHandler, FrameHandler
+from .interface import ClosedHandler, FrameHandler, LoopCallback
+from .tcp_backlog import Backlog, gather
 from .tcp_wire import Wire
 
 # Four of the largest frames. A peer that lets more pile up than this is not reading.
@@ -29,6 +30,8 @@ _log = logging.getLogger("orbit.transport.tcp")
 class TcpLink:
     """Reads nothing until `start`. All callbacks come from the event loop, one at a time."""
 
+    frames_stay = True  # the parser copies each frame into its own memory
+
     def __init__(
         self,
         wire: Wire,
@@ -40,11 +43,11 @@ class TcpLink:
         parser.frame_bytes_max = FRAME_BYTES_MAX
         self._wire = wire
         self._parser = parser
-        self._backlog: deque[memoryview] = deque()
-        self._backlog_bytes = 0
-        self._backlog_bytes_max = backlog_bytes_max
+        self._backlog = Backlog(wire, backlog_bytes_max)
         self._on_frame: FrameHandler = _ignore
         self._on_closed: ClosedHandler | None = None
+        self._on_pass_end: LoopCallback = _nothing
+        self._on_taken: LoopCallback = _nothing
         self._closing: asyncio.TimerHandle | None = None
         self._cause: OrbitError | None = None
         self._loop = asyncio.get_running_loop()
@@ -57,11 +60,28 @@ class TcpLink:
 
     @property
     def backlog_bytes(self) -> int:
-        """Accepted by `send_nowait`, not yet taken by the kernel."""
-        return self._backlog_bytes
+        """Accepted, not yet taken by the kernel."""
+        return self._backlog.nbytes
 
-    def start(self, on_frame: FrameHandler, on_closed: ClosedHandler) -> None:
+    @property
+    def accepted_bytes(self) -> int:
+        return self._backlog.accepted_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        return self._backlog.accepted_bytes - self._backlog.nbytes
+
+    def watch_taken(self, on_taken: LoopCallback) -> None:
+        self._on_taken = on_taken
+
+    def start(
+        self,
+        on_frame: FrameHandler,
+        on_closed: ClosedHandler,
+        on_pass_end: LoopCallback | None = None,
+    ) -> None:
         self._on_frame, self._on_closed = on_frame, on_closed
+        self._on_pass_end = on_pass_end or _nothing
         if self._gone.done():  # closed before anybody listened
             self._report_soon()
             return
@@ -71,27 +91,16 @@ class TcpLink:
             self._loop.call_soon(self._deliver_early)
 
     def send_nowait(self, frame: bytes) -> None:
-        if self._wire.closed or self._closing is not None:
-            raise ClosedError(f"the link to {self.endpoint}")
-        data = encode_on_stream(frame)
-        if self._backlog:
-            if self._backlog_bytes + len(data) > self._backlog_bytes_max:
-                raise BusyError(
-                    f"{self.endpoint}: {self._backlog_bytes} bytes wait to be sent",
-                    hint="the peer does not keep up",
-                )
-            self._queue(memoryview(data))
-            return
-        sent = self._try_send(data)
-        if sent is not None and sent < len(data):
-            self._queue(memoryview(data)[sent:])
-            self._wire.watch_writable(self._on_writable)
+        self._submit((memoryview(encode_on_stream(frame)),))
+
+    def send_gathered(self, frames: Sequence[tuple[bytes, memoryview]]) -> None:
+        self._submit(gather(frames))
 
     def close(self) -> None:
         if self._wire.closed or self._closing is not None:
             return
         self._wire.unwatch_readable()
-        if self._backlog:
+        if self._backlog.nbytes:
             self._closing = self._loop.call_later(FLUSH_S, self._end, None)
         else:
             self._end(None)
@@ -104,20 +113,36 @@ class TcpLink:
     async def wait_closed(self) -> None:
         await asyncio.shield(self._gone)
 
+    def _submit(self, pieces: Sequence[memoryview]) -> None:
+        if self._wire.closed or self._closing is not None:
+            raise ClosedError(f"the link to {self.endpoint}")
+        waiting = self._backlog.nbytes > 0
+        self._backlog.add(pieces)
+        if not waiting:
+            self._drain()
+            if self._backlog.nbytes and not self._wire.closed:
+                self._wire.watch_writable(self._on_writable)
+
     def _deliver_early(self) -> None:
         self._deliver()
         if self._reading() and self._wire.has_buffered():
-            self._on_readable()
+            self._receive()
+        self._end_pass()
 
     def _reading(self) -> bool:
         return not self._wire.closed and self._closing is None
 
     def _on_readable(self) -> None:
+        self._receive()
+        self._end_pass()
+
+    def _receive(self) -> None:
         for _ in range(_RECEIVES_PER_CALLBACK):
             if not self._reading():
                 return
+            space = self._parser.space()
             try:
-                count = self._wire.recv_into(self._buffer)
+                count = self._wire.recv_into(self._buffer if space is None else space)
             except OSError as error:
                 self._lose(_cause(error))
                 return
@@ -128,7 +153,10 @@ class TcpLink:
                 self._lose("closed inside a frame" if inside else "closed by the peer")
                 return
             try:
-                self._parser.feed(self._buffer[:count])
+                if space is None:
+                    self._parser.feed(self._buffer[:count])
+                else:
+                    self._parser.filled(count)
             except PeerProtocolError as error:
                 self._end(error)
                 return
@@ -140,40 +168,41 @@ class TcpLink:
         try:
             while self._reading() and (frame := self._parser.next_frame()) is not None:
                 self._on_frame(frame)
-        except PeerProtocolError as error:
-            self._end(error)
-        except Exception as error:  # a handler's bug must not leave a link that delivers half
-            _log.exception("%s: a frame handler failed", self.endpoint)
-            self._end(InternalError(f"a frame handler failed: {error!r}"))
+        except Exception as error:
+            self._on_failure(error)
 
-    def _try_send(self, data: memoryview | bytes) -> int | None:
-        """Bytes taken; None when the connection is lost."""
+    def _end_pass(self) -> None:
         try:
-            return self._wire.send(data) or 0
+            self._on_pass_end()
+        except Exception as error:
+            self._on_failure(error)
+
+    def _on_failure(self, error: Exception) -> None:
+        if isinstance(error, PeerProtocolError):
+            self._end(error)
+            return
+        # A handler's bug must not leave a link that delivers half.
+        _log.error("%s: a frame handler failed", self.endpoint, exc_info=error)
+        self._end(InternalError(f"a frame handler failed: {error!r}"))
+
+    def _drain(self) -> None:
+        try:
+            self._backlog.drain()
         except OSError as error:
             # The reader's handlers must not run inside somebody's send.
             self._wire.abort()
             self._loop.call_soon(self._end, PeerLost(self.endpoint, _cause(error)))
-            return None
-
-    def _queue(self, data: memoryview) -> None:
-        self._backlog.append(data)
-        self._backlog_bytes += len(data)
 
     def _on_writable(self) -> None:
-        while self._backlog:
-            head = self._backlog[0]
-            sent = self._try_send(head)
-            if not sent:  # lost, or full again
+        before = self._backlog.nbytes
+        self._drain()
+        if not self._backlog.nbytes:
+            self._wire.unwatch_writable()
+            if self._closing is not None:
+                self._end(None)
                 return
-            self._backlog_bytes -= sent
-            if sent < len(head):
-                self._backlog[0] = head[sent:]
-                return
-            self._backlog.popleft()
-        self._wire.unwatch_writable()
-        if self._closing is not None:
-            self._end(None)
+        if self._backlog.nbytes < before:
+            self._on_taken()
 
     def _lose(self, cause: str) -> None:
         self._end(PeerLost(self.endpoint, cause))
@@ -187,7 +216,6 @@ class TcpLink:
             cause = None  # we ended it; how the flush went is nobody's business
         self._wire.close()
         self._backlog.clear()
-        self._backlog_bytes = 0
         self._cause = cause
         self._report_soon()
         self._gone.set_result(None)
@@ -195,11 +223,16 @@ class TcpLink:
     def _report_soon(self) -> None:
         # From the loop, never from inside the caller's close or send.
         on_closed, self._on_closed, self._on_frame = self._on_closed, None, _ignore
+        self._on_pass_end = self._on_taken = _nothing
         if on_closed is not None:
             self._loop.call_soon(on_closed, self._cause)
 
 
 def _ignore(frame: memoryview) -> None:
+    pass
+
+
+def _nothing() -> None:
     pass
 
 

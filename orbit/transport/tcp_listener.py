@@ -23,8 +23,8 @@ from ..protocol.codec import decode, encode
 from ..protocol.framing import PREFACE, FrameKind, encode_frame, encode_on_stream, split_frame
 from ..protocol.messages import BulkHello, Hello, Welcome
 from .tcp_bind import bind
-from .tcp_handshake import EstablishedLink, HandshakeStream, StreamEnded, run_handshake
-from .tcp_link import TcpLink
+from .tcp_handshake import HandshakeStream, StreamEnded, run_handshake
+from .tcp_incoming import IncomingLink
 from .tcp_wire import Endpoint, Wire, endpoint_of, format_endpoint, secure, tune
 
 _ACCEPTS_PER_CALLBACK = 32
@@ -67,14 +67,14 @@ class ListenerStatistics:
 
 
 class TcpListener:
-    """`hello` makes a fresh Hello (new nonce) for each connection. `on_control` gets each epoch and
-    starts its link. Open it with `open`."""
+    """`hello` makes a fresh Hello (new nonce) for each connection. `on_control` gets each dialer
+    that has proven itself, and admits it, refuses it or lets it wait. Open it with `open`."""
 
     def __init__(
         self,
         hello: Callable[[], Hello],
         secret: bytes | None,
-        on_control: Callable[[EstablishedLink], None],
+        on_control: Callable[[IncomingLink], None],
         bulk: BulkHost | None = None,
         options: ListenOptions | None = None,
     ) -> None:
@@ -190,7 +190,7 @@ class TcpListener:
                 await self._greet_control(stream, endpoint, frame, deadline)
             handed_over = True
         except TimeoutError:
-            self._refuse("silent", name, "said nothing in time")
+            self._refuse("silent", name, "nothing was said in time")
         except StreamEnded as ended:
             self._refuse("closed", name, str(ended))
         except OrbitError as error:
@@ -219,9 +219,11 @@ class TcpListener:
             timeout_s=max(deadline - now, 0.0),
         )
         epoch = await run_handshake(stream, machine, machine.on_frame(frame, now))
-        link = TcpLink(stream.wire, stream.parser)
+        incoming = IncomingLink(machine, stream, epoch, endpoint)
+        self._on_control(incoming)
+        async with asyncio.timeout_at(deadline):
+            await incoming.wait_decided()
         self._counts["control"] += 1
-        self._on_control(EstablishedLink(epoch, link, endpoint))
 
     async def _greet_bulk(self, stream: HandshakeStream, hello: BulkHello, deadline: float) -> None:
         try:

@@ -11,7 +11,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..errors import InternalError, PathFailed, PathUnavailable, PeerError, PeerLost, PeerRefused
+from ..errors import (
+    InternalError,
+    PathFailed,
+    PathUnavailable,
+    PeerError,
+    PeerLost,
+    PeerRefused,
+    PeerUnreachable,
+)
 from ..model import LeaseId, PathName, PathReason
 from ..protocol.messages import BulkHello
 from ..protocol.security import BulkGate, BulkTickets
@@ -88,7 +96,8 @@ class TcpPath:
             raise PathUnavailable(self.name, PathReason.DRAINING, "the session is closed")
         owner = self._owners.get(session.attempt)
         if owner is None:
-            owner = _OwnerSide(BulkGate(session.key, session.attempt))
+            gate = BulkGate(session.key, session.attempt, from_dialer=not session.dialed)
+            owner = _OwnerSide(gate)
             self._owners[session.attempt] = owner
         self._transfers += 1
         exposed = _Exposed(self._transfers, span.view)
@@ -169,11 +178,13 @@ class TcpPath:
             raise PeerLost(str(session.peer), "the session is closed")
         pool = self._pools.get(session.attempt)
         if pool is None:
-            tickets = BulkTickets(session.key, session.attempt)
+            tickets = BulkTickets(session.key, session.attempt, from_dialer=session.dialed)
 
             async def dial() -> Wire:
+                if not session.peer_endpoints:
+                    raise PeerUnreachable(str(session.peer), "address", "it advertises no endpoint")
                 return await dial_bulk(
-                    session.peer_endpoint, tickets.next_hello(), self._dial_options
+                    session.peer_endpoints, tickets.next_hello(), self._dial_options
                 )
 
             pool = BulkPool(dial, self._options.connections_max, self._options.idle_s)

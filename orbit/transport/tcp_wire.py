@@ -88,6 +88,15 @@ class Wire:
         except (BlockingIOError, InterruptedError):
             return None
 
+    def send_vector(self, pieces: Sequence[memoryview]) -> int | None:
+        """Several pieces in one call; the kernel may take a part of them. TLS sends the first."""
+        if self.tls or len(pieces) == 1:
+            return self.send(pieces[0])
+        try:
+            return self._sock.sendmsg(pieces)
+        except (BlockingIOError, InterruptedError):
+            return None
+
     def has_buffered(self) -> bool:
         """Decrypted bytes wait inside TLS, where the event loop cannot see them."""
         return isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0

@@ -122,7 +122,7 @@ def test_the_limit_can_rise_between_two_frames_of_one_chunk() -> None:
     assert parser.next_frame() is None
 
 
-@pytest.mark.parametrize("kind", [0, 6, 15, 23, 255])
+@pytest.mark.parametrize("kind", [0, 6, 15, 24, 255])
 def test_an_unknown_kind_is_refused_before_its_body_came(kind: int) -> None:
     parser = FrameParser(preface=False)
     parser.feed(b"\x00\x00\x0f\x00" + bytes([kind]))
@@ -145,3 +145,60 @@ def test_frames_stay_valid_while_the_parser_goes_on() -> None:
     assert parser.next_frame() is not None
     assert first is not None
     assert bytes(first[1:]) == b"one"
+
+
+@given(
+    st.lists(st.sampled_from([0, 5, 40_000, 70_000]), min_size=1, max_size=3),
+    st.lists(st.tuples(st.integers(1, 90_000), st.booleans()), max_size=8),
+)
+def test_a_long_frame_may_be_received_in_place(
+    sizes: list[int], pieces: list[tuple[int, bool]]
+) -> None:
+    """`feed` and `space` give the same frames, in any split and mixture."""
+    frames = [encode_frame(FrameKind.CALL, bytes([n + 1]) * size) for n, size in enumerate(sizes)]
+    stream = memoryview(b"".join(map(encode_on_stream, frames)))
+    parser, got = FrameParser(FRAME_BYTES_MAX, preface=False), []
+    for nbytes, in_place in [*pieces, (len(stream), False)]:
+        space, count = parser.space(), nbytes
+        if space is not None and in_place:
+            count = min(nbytes, len(space), len(stream))
+            space[:count] = stream[:count]
+            parser.filled(count)
+        else:
+            parser.feed(stream[:count])
+        stream = stream[count:]
+        got += map(bytes, parser.frames())
+    assert got == frames
+    assert parser.pending_bytes == 0
+    assert parser.space() is None
+
+
+def test_nothing_is_reserved_for_a_stranger_or_a_short_rest() -> None:
+    parser = FrameParser(FRAME_BYTES_MAX, preface=False)
+    parser.feed(encode_on_stream(encode_frame(FrameKind.CALL, bytes(50_000)))[:20_000])
+    assert parser.next_frame() is None
+    assert parser.space() is None  # 30,000 bytes are missing
+    assert parser.pending_bytes == 20_000
+
+
+def test_a_stream_that_breaks_off_inside_a_long_frame_has_bytes_pending() -> None:
+    data = encode_on_stream(encode_frame(FrameKind.CALL, bytes(100_000)))
+    parser = FrameParser(FRAME_BYTES_MAX, preface=False)
+    parser.feed(data[:100])
+    assert parser.next_frame() is None
+    space = parser.space()
+    assert space is not None
+    assert len(space) == len(data) - 100
+    assert parser.pending_bytes == 100
+    assert parser.take_rest() == data[:100]
+    assert parser.pending_bytes == 0
+
+
+def test_a_long_frame_of_unknown_kind_is_refused() -> None:
+    data = encode_on_stream(b"\xee" + bytes(100_000))
+    parser = FrameParser(FRAME_BYTES_MAX, preface=False)
+    parser.feed(data[:4])
+    assert parser.next_frame() is None
+    parser.feed(data[4:])
+    with pytest.raises(PeerProtocolError, match="kind 238"):
+        parser.next_frame()

@@ -56,7 +56,7 @@ def make_end(
     runner = TaskRunner()
     closed: list[ControlSession] = []
     settings = SessionSettings(handlers, runner.spawn, closed.append, timeout_s)
-    session = ControlSession(epoch, link, ("", 0), settings, dialed=own == 1)
+    session = ControlSession(epoch, link, (), settings, dialed=own == 1)
     session.start()
     return End(session, link, runner, closed)
 
@@ -246,6 +246,56 @@ def test_a_ping_is_answered() -> None:
         assert not a.session.closed
         assert not b.session.closed
         await end_both(a, b)
+
+    run_virtual(main())
+
+
+def test_somebody_may_wait_for_a_pong() -> None:
+    async def main() -> None:
+        a, b = make_pair({})
+        assert await a.session.ping(1.0) > 0
+        both = await asyncio.gather(a.session.ping(1.0), b.session.ping(1.0))
+        assert all(seconds < 1.0 for seconds in both)
+        b.link.lose("cable pulled")
+        with pytest.raises(PeerLost):
+            await a.session.ping(1.0)
+        with pytest.raises(PeerLost):
+            await a.session.ping(1.0)  # at once, now
+        await end_both(a, b)
+        a, b = make_pair({}, faults=LinkFaults(stalled=True))
+        with pytest.raises(DeadlineExceeded):
+            await a.session.ping(1.0)
+        a.session.close()
+        b.session.close()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_silent_peer_that_owes_an_answer_is_asked(alive: bool) -> None:
+    async def slow(session: Session, body: object) -> Message | None:
+        await asyncio.sleep(60.0)
+        return await answer(session, body)
+
+    async def main() -> None:
+        faults = LinkFaults()
+        a, b = make_pair({MetadataRequest.METHOD: slow}, timeout_s=100.0, faults=faults)
+        await asyncio.sleep(1000.0)  # nothing is owed: nobody asks
+        started = asyncio.get_running_loop().time()
+        task = asyncio.ensure_future(ask(a))
+        await asyncio.sleep(1.0)
+        faults.stalled = not alive
+        if alive:
+            assert (await task).total_len == 1
+        else:
+            with pytest.raises(PeerLost, match="ping"):
+                await task
+            waited = asyncio.get_running_loop().time() - started
+            assert 12.0 <= waited < 13.0  # 10 s of silence, 2 s for the answer
+            faults.stalled = False
+        a.session.close()
+        b.session.close()
+        await asyncio.sleep(100.0)
 
     run_virtual(main())
 

@@ -30,6 +30,7 @@ from orbit.testing.sessions import make_hello
 from orbit.testing.waiting import until
 from orbit.transport.tcp_dial import DialOptions, dial
 from orbit.transport.tcp_handshake import EstablishedLink
+from orbit.transport.tcp_incoming import admit_all
 from orbit.transport.tcp_listener import ListenOptions, TcpListener
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
@@ -52,7 +53,10 @@ class Server(TcpListener):
         self.links: list[EstablishedLink] = []
         self._nonce = 0
         super().__init__(
-            self._fresh_hello, secret, self.links.append, options=ListenOptions(**options)
+            self._fresh_hello,
+            secret,
+            admit_all(self.links.append),
+            options=ListenOptions(**options),
         )
 
     def _fresh_hello(self) -> Any:
@@ -166,7 +170,7 @@ def test_a_frame_right_behind_the_welcome_is_not_lost(run_async: Run) -> None:
                 it.links.append(link)
                 link.link.send_nowait(b"\x10early")
 
-            it._on_control = speak
+            it._on_control = admit_all(speak)
             mine = await dial(it.endpoints, HELLO, None)
             mine.link.start(lambda frame: got.append(bytes(frame)), lambda cause: None)
             await until(lambda: got)

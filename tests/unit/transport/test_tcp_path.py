@@ -229,7 +229,7 @@ def test_an_owner_that_cannot_be_reached(run_async: Run) -> None:
     async def body() -> None:
         async with opened() as (pair, exposure):
             with socket.create_server(("127.0.0.1", 0)) as gone:
-                pair.consumer_session.peer_endpoint = gone.getsockname()
+                pair.consumer_session.peer_endpoints = (gone.getsockname(),)
             with pytest.raises(PathFailed) as caught:
                 await pull(pair, exposure)
             assert caught.value.reason == PathReason.CONNECT_FAILED
@@ -244,7 +244,7 @@ def test_only_the_epoch_is_admitted_and_a_token_once(run_async: Run) -> None:
             endpoint, options = pair.listener.endpoints[0], DialOptions()
             session = pair.consumer_session
             good = BulkTickets(session.key, session.attempt).next_hello()
-            wire = await dial_bulk(endpoint, good, options)
+            wire = await dial_bulk([endpoint], good, options)
             stranger = StubSession(9, dialer=True)
             for bad in (
                 good,  # replayed
@@ -252,7 +252,7 @@ def test_only_the_epoch_is_admitted_and_a_token_once(run_async: Run) -> None:
                 BulkTickets(stranger.key, stranger.attempt).next_hello(),
             ):
                 with pytest.raises(PeerRefused) as caught:
-                    await dial_bulk(endpoint, bad, options)
+                    await dial_bulk([endpoint], bad, options)
                 assert caught.value.reason == "auth"
             wire.close()
             await until(lambda: not writers(pair))
@@ -268,9 +268,9 @@ def test_accepted_connections_are_capped(run_async: Run) -> None:
             wires = []
             for _ in range(3):
                 endpoint = pair.listener.endpoints[0]
-                wires.append(await dial_bulk(endpoint, tickets.next_hello(), DialOptions()))
+                wires.append(await dial_bulk([endpoint], tickets.next_hello(), DialOptions()))
             with pytest.raises(PeerRefused) as caught:
-                await dial_bulk(pair.listener.endpoints[0], tickets.next_hello(), DialOptions())
+                await dial_bulk(pair.listener.endpoints, tickets.next_hello(), DialOptions())
             assert caught.value.reason == "busy"
             for wire in wires:
                 wire.close()

@@ -14,6 +14,7 @@ from orbit.testing.leftovers import nothing_left
 from orbit.testing.sessions import make_hello
 from orbit.testing.waiting import until
 from orbit.transport.tcp_dial import DialOptions, dial
+from orbit.transport.tcp_incoming import admit_all
 from orbit.transport.tcp_listener import ListenOptions, TcpListener
 from tests.contract.tls_contexts import client_context, server_context
 
@@ -31,7 +32,10 @@ async def listening(tls: ssl.SSLContext | None) -> AsyncIterator[TcpListener]:
     async with nothing_left():
         options = ListenOptions(tls=tls, handshake_timeout_s=0.3)
         listener = TcpListener(
-            lambda: make_hello(2, 0, bytes(16)), None, lambda e: e.link.abort(), options=options
+            lambda: make_hello(2, 0, bytes(16)),
+            None,
+            admit_all(lambda link: link.link.abort()),
+            options=options,
         )
         await listener.open("127.0.0.1", 0)
         try:
