@@ -1,4 +1,4 @@
-"""orbit moves large payloads between the memories of machines, by handle.
+"""orbit moves large payloads between the memories of machines by handle, and messages beside them.
 
 Public names only. Importing it touches no device, library or event loop; what needs more than the
 plain values is loaded at its first use.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .config import NodeConfig, RdmaConfig, RendezvousConfig, TimeoutConfig
+from .config import MessagingConfig, NodeConfig, RdmaConfig, RendezvousConfig, TimeoutConfig
 from .errors import (
     BudgetExceeded,
     BusyError,
@@ -20,15 +20,20 @@ from .errors import (
     InternalError,
     LabError,
     LeaseError,
+    NotAdmitted,
     OrbitError,
+    OutcomeUnknown,
     PathFailed,
     PathUnavailable,
+    PeerDraining,
     PeerError,
     PeerLost,
     PeerProtocolError,
     PeerRefused,
     PeerRestarted,
     PeerUnreachable,
+    RequestFailed,
+    StreamError,
     TransferFailed,
     UnknownHandle,
     UnknownPeer,
@@ -39,7 +44,24 @@ from .model import Handle, Lease, Metadata, PathName, PathReason, PeerIdentity, 
 
 if TYPE_CHECKING:
     from .availability import Availability, available
-    from .node import Node, NodeStatistics, PinnedPayload, RegisterOptions
+    from .node import (
+        Dispatch,
+        Health,
+        HealthKind,
+        Message,
+        Node,
+        NodeStatistics,
+        OrderedConfig,
+        Overflow,
+        PinnedPayload,
+        RegisterOptions,
+        SendResult,
+        SendState,
+        ShutdownPolicy,
+        StreamHandle,
+        StreamInbox,
+        StreamSender,
+    )
 
 __version__ = "0.1.0"
 
@@ -52,20 +74,30 @@ __all__ = [
     "ConfigError",
     "DeadlineExceeded",
     "DeviceError",
+    "Dispatch",
     "Handle",
+    "Health",
+    "HealthKind",
     "InternalError",
     "LabError",
     "Lease",
     "LeaseError",
+    "Message",
+    "MessagingConfig",
     "Metadata",
     "Node",
     "NodeConfig",
     "NodeStatistics",
+    "NotAdmitted",
     "OrbitError",
+    "OrderedConfig",
+    "OutcomeUnknown",
+    "Overflow",
     "PathFailed",
     "PathName",
     "PathReason",
     "PathUnavailable",
+    "PeerDraining",
     "PeerError",
     "PeerIdentity",
     "PeerLost",
@@ -77,6 +109,14 @@ __all__ = [
     "RdmaConfig",
     "RegisterOptions",
     "RendezvousConfig",
+    "RequestFailed",
+    "SendResult",
+    "SendState",
+    "ShutdownPolicy",
+    "StreamError",
+    "StreamHandle",
+    "StreamInbox",
+    "StreamSender",
     "TimeoutConfig",
     "TransferFailed",
     "Transport",
@@ -91,10 +131,22 @@ __all__ = [
 _LAZY = {
     "Availability": "availability",
     "available": "availability",
+    "Dispatch": "node",
+    "Health": "node",
+    "HealthKind": "node",
+    "Message": "node",
     "Node": "node",
     "NodeStatistics": "node",
+    "OrderedConfig": "node",
+    "Overflow": "node",
     "PinnedPayload": "node",
     "RegisterOptions": "node",
+    "SendResult": "node",
+    "SendState": "node",
+    "ShutdownPolicy": "node",
+    "StreamHandle": "node",
+    "StreamInbox": "node",
+    "StreamSender": "node",
 }
 
 

@@ -36,6 +36,8 @@ _KNOWN = (*_PINS, KILL_SWITCH)
 _ELSEWHERE = ("ORBIT_RESULTS", "ORBIT_SOAK", "ORBIT_WITHOUT_VERBS", "ORBIT_VERBS_INCLUDE")
 _ELSEWHERE_PREFIXES = ("ORBIT_LAB",)
 
+PROGRESS_MODES = ("event", "spin", "polling")
+
 _log = logging.getLogger("orbit")
 
 
@@ -57,6 +59,11 @@ class RdmaConfig:
     registered_bytes_budget: int = GIB
     window_key_indices_max: int = 65_536
     device_timeout_s: float = 2.0  # bound on one connect or teardown step
+    # How completions of messages are found (D10): "event" sleeps in the event loop, "spin" polls
+    # for `spin_us` after activity first, "polling" has a native thread per device, which takes a
+    # processor while there is traffic.
+    progress: str = "event"
+    spin_us: int | None = None  # None: by mode; none in event mode on one or two processors
 
     def __post_init__(self) -> None:
         _check_range("rdma.port", self.port, 1, 255)
@@ -67,6 +74,10 @@ class RdmaConfig:
         _check_range("rdma.registered_bytes_budget", self.registered_bytes_budget, 0, 1 << 48)
         _check_range("rdma.window_key_indices_max", self.window_key_indices_max, 1, 1 << 24)
         _check_seconds("rdma.device_timeout_s", self.device_timeout_s)
+        if self.progress not in PROGRESS_MODES:
+            accepted = ", ".join(PROGRESS_MODES)
+            raise ConfigError("rdma.progress", self.progress, f"must be one of {accepted}")
+        _check_range("rdma.spin_us", self.spin_us, 0, 10_000)
 
     @property
     def pinned(self) -> bool:

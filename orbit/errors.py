@@ -213,8 +213,10 @@ class RequestFailed(PeerError):
 
 
 class StreamError(PeerError):
-    """A stream ended before its end. `kind` is one of failed (the sender said so), dropped (the
-    sender went away), cancelled (the receiver said so) or lost (the peer or the link is gone).
+    """A stream ended before its end. `kind` is one of failed (the sender said so, or an item could
+    not be had), dropped (the sender went away), cancelled (the receiver said so), lost (the peer or
+    the link is gone) or protocol (the peer broke the rules). When attaching: unknown (no such
+    stream, or it has ended), attached (it has a producer) or full (the receiver has no room).
     """
 
     code = "stream"

@@ -22,6 +22,17 @@ FETCHED_BYTES_TOTAL = "orbit_rendezvous_fetched_bytes_total"
 SESSIONS_OPENED_TOTAL = "orbit_sessions_opened_total"
 SESSIONS_CLOSED_TOTAL = "orbit_sessions_closed_total"
 RETAINED_BYTES_TOTAL = "orbit_retained_bytes_total"
+MESSAGE_LINKS_OPENED_TOTAL = "orbit_transport_links_opened_total"
+MESSAGE_LINKS_CLOSED_TOTAL = "orbit_transport_links_closed_total"
+TRANSPORT_CHOSEN_TOTAL = "orbit_transport_chosen_total"
+TRANSPORT_REFUSED_TOTAL = "orbit_transport_refused_total"
+REJECTIONS_TOTAL = "orbit_transport_rejections_total"
+SEND_BACKPRESSURE_TOTAL = "orbit_transport_send_backpressure_total"
+SENDS_FAILED_TOTAL = "orbit_messenger_sends_failed_total"
+LATE_REPLIES_TOTAL = "orbit_messenger_late_replies_total"
+REPLIES_DROPPED_TOTAL = "orbit_messenger_replies_dropped_total"
+SLOTS_EXHAUSTED_TOTAL = "orbit_messenger_response_slot_exhausted_total"
+STAGED_TOTAL = "orbit_messenger_staged_payloads_total"
 
 _log = logging.getLogger("orbit")
 
@@ -100,8 +111,62 @@ class MemoryRetained:
     cause: str
 
 
+@dataclass(frozen=True, slots=True)
+class MessageLinkOpened:
+    """Messages can go to a peer, and come from it, by this transport."""
+
+    peer: WorkerId
+    transport: PathName
+
+
+@dataclass(frozen=True, slots=True)
+class MessageLinkClosed:
+    """That link is gone. `cause` is empty when it was closed by agreement, or by this side."""
+
+    peer: WorkerId
+    transport: PathName
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransportChosen:
+    """What an epoch's messages go by. `reason` OK: the first by priority; else why not that one."""
+
+    peer: WorkerId
+    transport: PathName
+    reason: PathReason
+
+
+@dataclass(frozen=True, slots=True)
+class TransportRefused:
+    """A transport that cannot carry an epoch's messages."""
+
+    peer: WorkerId
+    transport: PathName
+    reason: PathReason
+
+
+@dataclass(frozen=True, slots=True)
+class SendRejected:
+    """A send failed. `reason` is the code of its error."""
+
+    peer: WorkerId
+    reason: str
+
+
 Event = (
-    PathDecided | FellBack | Fetched | LeaseEnded | SessionOpened | SessionClosed | MemoryRetained
+    PathDecided
+    | FellBack
+    | Fetched
+    | LeaseEnded
+    | SessionOpened
+    | SessionClosed
+    | MemoryRetained
+    | MessageLinkOpened
+    | MessageLinkClosed
+    | TransportChosen
+    | TransportRefused
+    | SendRejected
 )
 EventSink = Callable[[Event], None]
 
@@ -169,6 +234,23 @@ class Recorder:
                 add(SESSIONS_CLOSED_TOTAL, direction="out" if dialed else "in")
             case MemoryRetained(nbytes=nbytes):
                 add(RETAINED_BYTES_TOTAL, nbytes)
+            case _:
+                self._count_messaging(event)
+
+    def _count_messaging(self, event: Event) -> None:
+        add = self.counters.add
+        match event:
+            case MessageLinkOpened(_, transport):
+                add(MESSAGE_LINKS_OPENED_TOTAL, transport=transport.value)
+            case MessageLinkClosed(_, transport, cause):
+                how = "lost" if cause else "agreed"
+                add(MESSAGE_LINKS_CLOSED_TOTAL, transport=transport.value, how=how)
+            case TransportChosen(_, transport, reason):
+                add(TRANSPORT_CHOSEN_TOTAL, transport=transport.value, reason=reason.value)
+            case TransportRefused(_, transport, reason):
+                add(TRANSPORT_REFUSED_TOTAL, transport=transport.value, reason=reason.value)
+            case SendRejected(_, reason):
+                add(SENDS_FAILED_TOTAL, reason=reason)
 
 
 def _series_text(name: str, labels: Labels) -> str:

@@ -1,4 +1,4 @@
-"""The composition root: one node out of a listener, the data paths and the handle API.
+"""The composition root: one node out of a listener, the data paths, the handle API and messaging.
 
 The only module that knows every backend. It opens them in order, says who this node is, and closes
 them in the opposite order; what a handle means is runtime/'s.
@@ -11,6 +11,8 @@ import ipaddress
 import logging
 import secrets
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -22,6 +24,7 @@ from .model import (
     Incarnation,
     Lease,
     Metadata,
+    PathName,
     PathReason,
     PeerIdentity,
     Transport,
@@ -34,28 +37,61 @@ from .protocol.bootstrap import (
     PROTOCOL_VERSION,
     PROTOCOL_VERSION_MIN,
 )
+from .protocol.connection import StartDial
 from .protocol.endpoint import Endpoint
 from .protocol.messages import Hello, Limits, RailHint
+from .protocol.messaging.credits import Windows
+from .protocol.messaging.packets import FIXED_BYTES, HEADER_BYTES_MAX, LENGTH_BYTES
+from .protocol.streams.handle import StreamHandle
+from .runtime.messaging.draining import ShutdownPolicy
+from .runtime.messaging.handlers import Dispatch, Message, OrderedConfig, Overflow
+from .runtime.messaging.health import Health, HealthKind
+from .runtime.messaging.link_choice import Missing
+from .runtime.messaging.messenger import Surroundings
+from .runtime.messaging.node_calls import MessagingCalls
+from .runtime.messaging.results import SendResult, SendState
+from .runtime.messaging.service import MessagingService
+from .runtime.messaging.serving import Serving
+from .runtime.messaging.stream_objects import StreamInbox, StreamSender
 from .runtime.paths import Paths
+from .runtime.peer import IncomingLink, OpenedLink
 from .runtime.rendezvous import NodeStatistics, RegisterOptions, Rendezvous
-from .runtime.sessions import OpenedLink
 from .runtime.sinks import PinnedPayload
 from .transport.interface import Progress
+from .transport.messages import LinkLimits, MessageTransport
 from .transport.tcp_dial import DialOptions, dial
-from .transport.tcp_handshake import EstablishedLink
 from .transport.tcp_listener import ListenOptions, TcpListener
+from .transport.tcp_packets import TcpMessages
 from .transport.tcp_path import TcpPath, TcpPathOptions
 
 if TYPE_CHECKING:
     from .verbs.settings import RdmaPathConfig
 
-__all__ = ["Node", "NodeStatistics", "PinnedPayload", "RegisterOptions"]
+__all__ = [
+    "Dispatch",
+    "Health",
+    "HealthKind",
+    "Message",
+    "Node",
+    "NodeStatistics",
+    "OrderedConfig",
+    "Overflow",
+    "PinnedPayload",
+    "RegisterOptions",
+    "SendResult",
+    "SendState",
+    "ShutdownPolicy",
+    "StreamHandle",
+    "StreamInbox",
+    "StreamSender",
+]
 
 _log = logging.getLogger("orbit")
 
 
-class Node:
-    """One process's endpoint: registers data under handles, and fetches by the handles of others.
+class Node(MessagingCalls):
+    """One process's endpoint: registers data under handles, fetches by the handles of others, and
+    sends, calls and streams to the handlers of others.
 
     `async with Node(config) as node` opens and closes it. Every method belongs to the event loop
     that opened it. `on_event` is told what happens, as typed events (orbit.events), and must not
@@ -69,6 +105,8 @@ class Node:
         self._recorder = Recorder(on_event)
         self._listener: TcpListener | None = None
         self._rendezvous: Rendezvous | None = None
+        self._serving = Serving(self, self._recorder.counters)
+        self._service: MessagingService | None = None
         self._address: NodeAddress | None = None
         self._rails: tuple[RailHint, ...] = ()
         self._limits = Limits()
@@ -100,12 +138,16 @@ class Node:
             WorkerId(config.worker_id or secrets.randbelow((1 << 64) - 1) + 1),
             Incarnation(secrets.randbits(64)),
         )
-        paths, self._rails, self._limits = await _open_paths(config)
+        paths, self._rails, limits = await _open_paths(config)
+        self._limits = _granted(config, limits)
         rendezvous = Rendezvous(self._identity, config, paths, self._dial, self._recorder)
         self._rendezvous = rendezvous
         try:
             _check_demand(config, paths)
-            self._listener = await self._listen(config, paths)
+            service = _messaging_on(rendezvous, config, paths, self._serving, self._recorder)
+            self._service = service
+            self._serving.attach(service.messenger, config.messaging.idle_close_s, self.close)
+            self._listener = await _listen(config, paths, self._hello, self._accept)
             endpoints = _advertised(config, self._listener)
             identity = self._identity
             self._address = NodeAddress(
@@ -141,8 +183,13 @@ class Node:
         return self.address.identity
 
     def add_peer(self, address: NodeAddress | bytes | str) -> PeerIdentity:
-        """Remember where a node is. No I/O: the first use dials. Raises UsageError."""
-        return self._open().add_peer(address)
+        """Remember where a node is. No I/O: the first use dials (with `messaging.eager_wireup`, a
+        message link is opened in the background). Raises UsageError.
+        """
+        identity = self._open().add_peer(address)
+        if self._config.messaging.eager_wireup:
+            self._messages().messenger.wire_up(identity)
+        return identity
 
     # --- owner ------------------------------------------------------------------------------------
 
@@ -244,8 +291,16 @@ class Node:
         await self._open().release(handle, lease)
 
     def statistics(self) -> NodeStatistics:
-        """Slots, leases, sessions, memory and counters, as one frozen value."""
-        return self._open(even_closed=True).statistics()
+        """Slots, leases, sessions, memory, messaging and counters, as one frozen value."""
+        found = self._open(even_closed=True).statistics()
+        if self._service is None:
+            return found
+        return replace(
+            found,
+            messaging=self._service.messenger.statistics(),
+            dispatch=self._serving.statistics(),
+            streams=self._service.streams.statistics(),
+        )
 
     # --- within -----------------------------------------------------------------------------------
 
@@ -257,49 +312,121 @@ class Node:
     async def _close(self, rendezvous: Rendezvous) -> None:
         if self._listener is not None:
             await self._listener.close()
+        if self._service is not None:
+            # Half of the time: what rides on the sessions ends before them.
+            await self._service.stop(self._config.timeouts.close_s / 2)
         await rendezvous.close()
 
-    async def _listen(self, config: NodeConfig, paths: Paths) -> TcpListener:
-        endpoint = _endpoint("listen", config.listen, 0)
-        listener = TcpListener(
-            self._hello,
-            _secret(config),
-            self._accept,
-            paths.tcp if isinstance(paths.tcp, TcpPath) else None,
-            ListenOptions(handshake_timeout_s=config.timeouts.handshake_s, tls=config.server_tls),
-        )
-        await listener.open(endpoint.host, endpoint.port)
-        return listener
+    def _messages(self) -> MessagingService:
+        if self._service is None or self._closing is not None:
+            raise ClosedError("the node")
+        return self._service
 
-    def _hello(self, target: int = 0) -> Hello:
+    def _hello(self, target: int = 0, start: StartDial | None = None) -> Hello:
+        address = self._address
         return Hello(
             version_min=PROTOCOL_VERSION_MIN,
             version_max=PROTOCOL_VERSION,
             worker_id=self._identity.worker_id,
             incarnation=self._identity.incarnation,
             target=target,
-            attempt=secrets.token_bytes(ATTEMPT_BYTES),
+            attempt=secrets.token_bytes(ATTEMPT_BYTES) if start is None else start.attempt,
             nonce=secrets.token_bytes(NONCE_BYTES),
             rails=self._rails,
             limits=self._limits,
+            endpoints=() if address is None else tuple(map(str, address.endpoints)),
+            dial_number=0 if start is None else start.number,
+            previous=b"" if start is None else start.previous,
         )
 
-    def _accept(self, established: EstablishedLink) -> None:
-        opened = OpenedLink(established.epoch, established.link, established.endpoint)
+    def _accept(self, incoming: IncomingLink) -> None:
         if self._rendezvous is None:
-            established.link.abort()
+            incoming.refuse("closing")
         else:
-            self._rendezvous.accept(opened)
+            self._rendezvous.accept(incoming)
 
-    async def _dial(self, address: NodeAddress) -> OpenedLink:
+    async def _dial(self, address: NodeAddress, start: StartDial) -> OpenedLink:
         established = await dial(
             [endpoint.pair for endpoint in address.endpoints],
-            self._hello(address.worker_id),
+            self._hello(address.worker_id, start),
             _secret(self._config),
             expected=address.identity,
             options=_dial_options(self._config),
         )
-        return OpenedLink(established.epoch, established.link, established.endpoint)
+        return OpenedLink(established.epoch, established.link, (established.endpoint,))
+
+
+async def _listen(
+    config: NodeConfig,
+    paths: Paths,
+    hello: Callable[[], Hello],
+    accept: Callable[[IncomingLink], None],
+) -> TcpListener:
+    endpoint = _endpoint("listen", config.listen, 0)
+    listener = TcpListener(
+        hello,
+        _secret(config),
+        accept,
+        paths.tcp if isinstance(paths.tcp, TcpPath) else None,
+        ListenOptions(handshake_timeout_s=config.timeouts.handshake_s, tls=config.server_tls),
+    )
+    await listener.open(endpoint.host, endpoint.port)
+    return listener
+
+
+def _messaging_on(
+    rendezvous: Rendezvous, config: NodeConfig, paths: Paths, serving: Serving, recorder: Recorder
+) -> MessagingService:
+    """Messages beside the handles, on the same sessions."""
+    transports, missing, packets = _message_transports(config, paths)
+    around = Surroundings(
+        identity=rendezvous.identity,
+        config=config,
+        transports=transports,
+        priority=_priority(config),
+        missing=missing,
+        store=rendezvous,
+        session_to=rendezvous.session_to,
+        spawn=rendezvous.spawn,
+        recorder=recorder,
+    )
+    service = MessagingService(around, serving, rendezvous, packets)
+    rendezvous.carry(service)
+    return service
+
+
+def _message_transports(
+    config: NodeConfig, paths: Paths
+) -> tuple[list[MessageTransport], dict[PathName, Missing], TcpMessages]:
+    """What this node can send and receive by; why it lacks the rest; and who routes packets."""
+    tcp = TcpMessages(config.messaging.inbound_max_bytes)
+    found: dict[PathName, MessageTransport] = {PathName.TCP: tcp}
+    missing: dict[PathName, Missing] = {}
+    rdma = _rdma_messages(config, paths)
+    if rdma is not None:
+        found[PathName.RDMA] = rdma
+    elif paths.rdma is None:
+        missing[PathName.RDMA] = Missing(paths.rdma_reason, paths.rdma_detail)
+    return list(found.values()), missing, tcp
+
+
+def _priority(config: NodeConfig) -> list[PathName]:
+    """What sends go by when they do not say: as configured, or what the whole node demands."""
+    demanded = None if config.transport is Transport.AUTO else PathName(config.transport)
+    names = [PathName(name) for name in config.messaging.transports]
+    return [name for name in names if demanded in (None, name)]
+
+
+def _granted(config: NodeConfig, limits: Limits) -> Limits:
+    """What the hello grants for messages that ride on the connection itself."""
+    messaging = config.messaging
+    return replace(
+        limits,
+        message_credits=messaging.credits,
+        reserve_credits=messaging.reply_credits,
+        slab_bytes=messaging.eager_max_bytes + HEADER_BYTES_MAX + FIXED_BYTES + LENGTH_BYTES,
+        eager_ceiling_bytes=messaging.eager_max_bytes,
+    )
 
 
 async def _open_paths(config: NodeConfig) -> tuple[Paths, tuple[RailHint, ...], Limits]:
@@ -361,6 +488,37 @@ def _rdma_path_config(config: NodeConfig) -> RdmaPathConfig:
         drain_timeout_s=rdma.device_timeout_s,
         progress_timeout_s=config.timeouts.no_progress_s,
     )
+
+
+def _rdma_messages(config: NodeConfig, paths: Paths) -> MessageTransport | None:
+    """Messages on the devices of the RDMA path, where there is one; the path closes them before
+    its devices. Nothing is made on a device before the first link.
+    """
+    if paths.rdma is None or "rdma" not in config.messaging.transports:
+        return None
+    from .verbs.messaging.settings import RdmaMessagesConfig
+    from .verbs.opening import open_rdma_messages
+    from .verbs.rdma_path import RdmaPath
+
+    assert isinstance(paths.rdma, RdmaPath)
+    messaging = config.messaging
+    limits = LinkLimits(
+        windows=Windows(messaging.credits, messaging.reply_credits),
+        slab_bytes=messaging.slab_bytes,
+        ceiling_bytes=messaging.eager_max_bytes,
+        inbound_bytes_max=messaging.inbound_max_bytes,
+    )
+    settings = RdmaMessagesConfig(
+        limits=limits,
+        receive_slabs=messaging.receive_slabs,
+        send_slabs=messaging.receive_slabs,
+        progress=config.rdma.progress,
+        spin_us=config.rdma.spin_us,
+        connect_timeout_s=config.rdma.device_timeout_s,
+        drain_timeout_s=config.rdma.device_timeout_s,
+        ready_timeout_s=messaging.ready_timeout_s,
+    )
+    return open_rdma_messages(paths.rdma, settings)
 
 
 def _endpoint(knob: str, text: str, default_port: int) -> Endpoint:

@@ -31,6 +31,9 @@ ROOMS: dict[str, set[str]] = {
     "testing": SHELLS | {"runtime"},
     "availability": FACTS | {"verbs"},
     "node": SHELLS | {"runtime", "verbs", "availability"},
+    "loop_thread": VALUES,
+    "sync": FACTS | {"loop_thread", "node", "runtime"},
+    "metrics": FACTS | {"node", "runtime"},
     "cli": FACTS | {"protocol", "transport", "node", "availability", "softroce", "testing"},
     "": FACTS | {"transport", "node", "availability"},  # orbit/__init__.py: public names
     "__main__": {"cli"},

@@ -56,3 +56,22 @@ def test_the_sink_sees_every_event_and_cannot_break_the_work(
     assert seen == [event]
     assert recorder.counters.value(events.FALLBACKS_TOTAL, reason="get_failed") == 1
     assert "exporter is down" in caplog.text
+
+
+def test_events_of_messaging_are_counted() -> None:
+    recorder = Recorder()
+    peer, tcp = WorkerId(7), PathName.TCP
+    recorder.record(events.MessageLinkOpened(peer, tcp))
+    recorder.record(events.MessageLinkClosed(peer, tcp, "reset"))
+    recorder.record(events.MessageLinkClosed(peer, tcp, ""))
+    recorder.record(events.TransportRefused(peer, PathName.RDMA, PathReason.NOT_READY))
+    recorder.record(events.TransportChosen(peer, tcp, PathReason.NOT_READY))
+    recorder.record(events.SendRejected(peer, "not_admitted"))
+    assert recorder.counters.snapshot() == {
+        'orbit_messenger_sends_failed_total{reason="not_admitted"}': 1,
+        'orbit_transport_chosen_total{reason="not_ready",transport="tcp"}': 1,
+        'orbit_transport_links_closed_total{how="agreed",transport="tcp"}': 1,
+        'orbit_transport_links_closed_total{how="lost",transport="tcp"}': 1,
+        'orbit_transport_links_opened_total{transport="tcp"}': 1,
+        'orbit_transport_refused_total{reason="not_ready",transport="rdma"}': 1,
+    }

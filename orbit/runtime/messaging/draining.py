@@ -1,0 +1,159 @@
+"""The end of a node in three steps under one deadline: gate, drain, close.
+
+The gate counts what was taken on and says no to what comes after it was shut; the shutdown waits
+for the count to fall to zero, drops what is left when the time is up, and closes. Neither knows
+what a request is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from ...errors import UsageError
+from ..timer import DeadlineTimer
+
+_log = logging.getLogger("orbit")
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownPolicy:
+    """How long a graceful shutdown waits for the requests that were taken on."""
+
+    timeout_s: float | None = None  # None: for as long as it takes
+
+    def __post_init__(self) -> None:
+        if self.timeout_s is not None and not 0 <= self.timeout_s < float("inf"):
+            raise UsageError(f"timeout_s={self.timeout_s!r} is not a number of seconds")
+
+    @classmethod
+    def wait_forever(cls) -> ShutdownPolicy:
+        """Until the last handler has answered: so no handler may wait for it."""
+        return cls()
+
+    @classmethod
+    def timeout(cls, seconds: float) -> ShutdownPolicy:
+        """Until the last handler has answered, or `seconds` later; then the rest is dropped."""
+        return cls(seconds)
+
+
+class DrainGate:
+    """Counts what was taken on. A *guard* is one `enter` that returned True and was not left yet.
+
+    The guard is taken first and the flag is read second: whoever shuts the gate and then finds the
+    count at zero knows that nothing is on its way in.
+    """
+
+    __slots__ = ("_draining", "_guards", "_waiters", "turned_away")
+
+    def __init__(self) -> None:
+        self._guards = 0
+        self._draining = False
+        self._waiters: list[asyncio.Future[bool]] = []
+        self.turned_away = 0
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    @property
+    def guards(self) -> int:
+        return self._guards
+
+    def enter(self) -> bool:
+        """Take a guard. False: the gate is shut, and no guard is held."""
+        self._guards += 1
+        if self._draining:
+            self.turned_away += 1
+            self.leave()
+            return False
+        return True
+
+    def leave(self) -> None:
+        """Give one guard back."""
+        self._guards -= 1
+        if self._guards == 0 and self._waiters:
+            self._wake()
+
+    def shut(self) -> None:
+        """From now on `enter` says no. Idempotent; it is not opened again."""
+        self._draining = True
+
+    def watch_idle(self) -> asyncio.Future[bool]:
+        """Resolves with True when no guard is held. The waiter stands in the list before the count
+        is read, so a guard that is left in between wakes it.
+        """
+        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        if self._guards == 0:
+            self._wake()
+        return waiter
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(True)
+
+
+class GracefulShutdown:
+    """Gate, drain, close: once, however many ask for it.
+
+    `drop` gives up what is still queued or running and says how much that was; the guards of it
+    are left by the time that its tasks have ended. `close` must have its own bound.
+    """
+
+    def __init__(
+        self,
+        gate: DrainGate,
+        drop: Callable[[], int],
+        close: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._gate = gate
+        self._drop = drop
+        self._close = close
+        self._running: asyncio.Task[None] | None = None
+        self._idle: asyncio.Future[bool] | None = None
+        self._timer: DeadlineTimer | None = None
+        self._deadline: float | None = None
+        self.dropped = 0
+
+    async def run(self, policy: ShutdownPolicy) -> None:
+        """Returns when the node is closed. Concurrent callers share one shutdown, and the soonest
+        of their deadlines holds; cancelling a caller does not stop it.
+        """
+        loop = asyncio.get_running_loop()
+        if self._running is None:
+            self._gate.shut()
+            self._idle = self._gate.watch_idle()
+            self._timer = DeadlineTimer(self._out_of_time)
+            self._running = loop.create_task(self._run(self._idle), name="orbit graceful shutdown")
+        if policy.timeout_s is not None:
+            self._bring_forward(loop.time() + policy.timeout_s)
+        await asyncio.shield(self._running)
+
+    def _bring_forward(self, deadline: float) -> None:
+        assert self._idle is not None
+        assert self._timer is not None
+        if self._idle.done() or (self._deadline is not None and self._deadline <= deadline):
+            return
+        self._deadline = deadline
+        self._timer.arm(deadline)
+
+    def _out_of_time(self) -> None:
+        assert self._idle is not None
+        if not self._idle.done():
+            self._idle.set_result(False)
+
+    async def _run(self, idle: asyncio.Future[bool]) -> None:
+        try:
+            drained = await idle
+        finally:
+            assert self._timer is not None
+            self._timer.arm(None)
+        if not drained:
+            self.dropped = self._drop()
+            _log.warning("shutting down: %d requests were dropped", self.dropped)
+        await self._close()

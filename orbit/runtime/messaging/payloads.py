@@ -1,0 +1,31 @@
+"""What callers pass as a payload or a transport, checked and brought into one form."""
+
+from __future__ import annotations
+
+from ...errors import UsageError
+from ...memory.buffer import BufferExport
+from ...model import PathName
+
+_TRANSPORTS = {"tcp": PathName.TCP, "rdma": PathName.RDMA, "auto": None}
+
+
+def payload_of(payload: object, copied_bytes_max: int) -> bytes | memoryview:
+    """Bytes of its own up to `copied_bytes_max`, so that the caller may change its buffer at once;
+    a view of the caller's memory above. Raises UsageError for what is no contiguous buffer.
+    """
+    export = BufferExport(payload)
+    view = export.view
+    if view.nbytes > copied_bytes_max:
+        return view
+    data = bytes(view)
+    del view
+    export.release()
+    return data
+
+
+def transport_of(value: object) -> PathName | None:
+    """Of a Transport, a PathName or its text; None for "auto". Raises UsageError."""
+    try:
+        return _TRANSPORTS[str(value).strip().lower()]
+    except KeyError:
+        raise UsageError(f"transport={value!r} is none of auto, rdma, tcp") from None

@@ -1,0 +1,146 @@
+"""The gate and the shutdown over it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from orbit import UsageError
+from orbit.runtime.messaging.draining import DrainGate, GracefulShutdown, ShutdownPolicy
+from orbit.testing.clock import run_virtual
+
+
+class Rig:
+    """A shutdown whose steps are written down."""
+
+    def __init__(self) -> None:
+        self.gate = DrainGate()
+        self.steps: list[str] = []
+        self.shutdown = GracefulShutdown(self.gate, self.drop, self.close)
+
+    def drop(self) -> int:
+        dropped = self.gate.guards
+        self.steps.append(f"drop {dropped}")
+        for _ in range(dropped):
+            self.gate.leave()
+        return dropped
+
+    async def close(self) -> None:
+        assert self.gate.draining
+        self.steps.append("close")
+        await asyncio.sleep(0.1)
+
+
+def test_a_shut_gate_turns_away_and_holds_no_guard_for_it() -> None:
+    gate = DrainGate()
+    assert gate.enter()
+    gate.shut()
+    gate.shut()
+    assert gate.draining
+    assert not gate.enter()
+    assert (gate.guards, gate.turned_away) == (1, 1)
+    gate.leave()
+    assert gate.guards == 0
+
+
+def test_a_waiter_is_woken_by_the_last_guard_and_not_by_one_before() -> None:
+    async def main() -> None:
+        gate = DrainGate()
+        assert gate.enter()
+        assert gate.enter()
+        waiters = [gate.watch_idle(), gate.watch_idle()]
+        gate.leave()
+        assert not any(w.done() for w in waiters)
+        waiters[0].cancel()
+        gate.leave()
+        assert waiters[1].result()
+        assert gate.watch_idle().done()  # nothing is held: at once
+
+    run_virtual(main())
+
+
+def test_a_request_that_is_turned_away_does_not_wake_a_waiter_too_soon() -> None:
+    async def main() -> None:
+        gate = DrainGate()
+        assert gate.enter()
+        gate.shut()
+        waiter = gate.watch_idle()
+        assert not gate.enter()
+        assert not waiter.done()
+        gate.leave()
+        assert waiter.done()
+
+    run_virtual(main())
+
+
+def test_waiting_for_ever_closes_after_the_last_guard() -> None:
+    async def main() -> None:
+        rig = Rig()
+        assert rig.gate.enter()
+        running = asyncio.create_task(rig.shutdown.run(ShutdownPolicy.wait_forever()))
+        await asyncio.sleep(3600)
+        assert rig.steps == []
+        rig.gate.leave()
+        await running
+        assert rig.steps == ["close"]
+        await rig.shutdown.run(ShutdownPolicy.timeout(0))  # idempotent
+        assert rig.steps == ["close"]
+
+    run_virtual(main())
+
+
+def test_a_timeout_drops_what_is_left() -> None:
+    async def main() -> None:
+        rig = Rig()
+        for _ in range(3):
+            assert rig.gate.enter()
+        loop = asyncio.get_running_loop()
+        await rig.shutdown.run(ShutdownPolicy.timeout(2.0))
+        assert rig.steps == ["drop 3", "close"]
+        assert (rig.gate.guards, rig.shutdown.dropped) == (0, 3)
+        assert loop.time() == pytest.approx(2.1)
+
+    run_virtual(main())
+
+
+def test_the_soonest_deadline_of_all_callers_holds() -> None:
+    async def main() -> None:
+        rig = Rig()
+        assert rig.gate.enter()
+        loop = asyncio.get_running_loop()
+        policies = [
+            ShutdownPolicy.wait_forever(),
+            ShutdownPolicy.timeout(50),
+            ShutdownPolicy.timeout(5),
+            ShutdownPolicy.timeout(70),
+        ]
+        await asyncio.gather(*(rig.shutdown.run(policy) for policy in policies))
+        assert rig.steps == ["drop 1", "close"]
+        assert loop.time() == pytest.approx(5.1)
+
+    run_virtual(main())
+
+
+def test_cancelling_a_caller_leaves_the_shutdown_to_the_others() -> None:
+    async def main() -> None:
+        rig = Rig()
+        assert rig.gate.enter()
+        first = asyncio.create_task(rig.shutdown.run(ShutdownPolicy.wait_forever()))
+        second = asyncio.create_task(rig.shutdown.run(ShutdownPolicy.wait_forever()))
+        await asyncio.sleep(1)
+        first.cancel()
+        await asyncio.sleep(1)
+        assert first.cancelled()
+        assert not second.done()
+        rig.gate.leave()
+        await second
+        assert rig.steps == ["close"]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("inf"), float("nan")])
+def test_a_policy_is_a_number_of_seconds(seconds: float) -> None:
+    with pytest.raises(UsageError):
+        ShutdownPolicy.timeout(seconds)

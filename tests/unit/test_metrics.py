@@ -1,0 +1,240 @@
+"""What a scrape gets, and that nothing of a node is left out of it."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import re
+import threading
+import urllib.request
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+import orbit
+from orbit import metrics
+from orbit.model import PathName, PathReason, WorkerId
+from orbit.protocol.slots import SlotStatistics
+from orbit.runtime.messaging.dispatch import DispatchStatistics, HandlerStatistics
+from orbit.runtime.messaging.handlers import DURATION_BOUNDS_S
+from orbit.runtime.messaging.lanes import LaneStatistics
+from orbit.runtime.messaging.statistics import LinkReport, MessagingStatistics, Traffic
+from orbit.transport.messages import LinkStatistics
+
+HANDLER = HandlerStatistics(
+    "echo",
+    "ordered",
+    requests=5,
+    failures=1,
+    in_flight=2,
+    seconds=0.5,
+    buckets=(1, 2, *(0,) * (len(DURATION_BOUNDS_S) - 2), 1),
+    lanes=LaneStatistics(lanes=3, depth=4),
+)
+STATISTICS = orbit.NodeStatistics(
+    slots=SlotStatistics(1, 2, 0, 0, 0, 0),
+    leases_held=3,
+    sessions=4,
+    tasks=5,
+    registered_bytes=6,
+    rdma_reason=PathReason.OK,
+    rdma_detail="",
+    retained=(),
+    counters={
+        'orbit_rendezvous_rdma_path_total{path="tcp",reason="ok",side="owner"}': 7,
+        'orbit_rendezvous_rdma_path_total{path="rdma",reason="ok",side="owner"}': 8,
+        "orbit_retained_bytes_total": 9,
+        'orbit_of_tomorrow_total{kind="new"}': 10,
+    },
+    messaging=MessagingStatistics(
+        pending_calls=11,
+        links=(
+            LinkReport(WorkerId(2), PathName.TCP, 0, 0, LinkStatistics(credits=60)),
+            LinkReport(WorkerId(3), PathName.TCP, 0, 0, LinkStatistics(credits=4)),
+        ),
+        traffic=(Traffic(PathName.TCP, frames_sent=12, frames_received=13, bytes_sent=14),),
+    ),
+    dispatch=DispatchStatistics(draining=True, guards=15, handlers=(HANDLER,)),
+)
+
+
+class Fixed:
+    """A node that never changes."""
+
+    def __init__(self, statistics: orbit.NodeStatistics = STATISTICS) -> None:
+        self._statistics = statistics
+
+    def statistics(self) -> orbit.NodeStatistics:
+        return self._statistics
+
+
+def scraped(node: metrics.Reporting) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    metrics.Exporter(node).register(registry)
+    return registry
+
+
+@pytest.mark.parametrize(
+    ("series", "labels", "value"),
+    [
+        ("rendezvous_rdma_path_total", {"path": "tcp", "reason": "ok", "side": "owner"}, 7),
+        ("rendezvous_rdma_path_total", {"path": "rdma", "reason": "ok", "side": "owner"}, 8),
+        ("retained_bytes_total", {}, 9),
+        ("of_tomorrow_total", {"kind": "new"}, 10),
+        ("rendezvous_active_slots", {}, 1),
+        ("rendezvous_leases_held", {}, 2),
+        ("rendezvous_leases_held_here", {}, 3),
+        ("sessions", {}, 4),
+        ("rdma_registered_bytes", {}, 6),
+        ("messenger_pending_responses", {}, 11),
+        ("transport_frames_total", {"transport": "tcp", "direction": "out"}, 12),
+        ("transport_frames_total", {"transport": "tcp", "direction": "in"}, 13),
+        ("transport_frame_bytes_total", {"transport": "tcp", "direction": "out"}, 14),
+        ("transport_active_connections", {"transport": "tcp"}, 2),
+        ("transport_credits", {"transport": "tcp"}, 64),
+        ("messenger_draining", {}, 1),
+        ("messenger_guards", {}, 15),
+        ("messenger_handler_requests_total", {"handler": "echo", "mode": "ordered"}, 5),
+        ("messenger_handler_in_flight", {"handler": "echo", "mode": "ordered"}, 2),
+        ("messenger_ordered_lane_depth", {"handler": "echo", "mode": "ordered"}, 4),
+        ("messenger_handler_duration_seconds_count", {"handler": "echo", "mode": "ordered"}, 4),
+        ("messenger_handler_duration_seconds_sum", {"handler": "echo", "mode": "ordered"}, 0.5),
+    ],
+)
+def test_a_series(series: str, labels: dict[str, str], value: float) -> None:
+    assert scraped(Fixed()).get_sample_value(f"orbit_{series}", labels) == value
+
+
+def test_buckets_add_up() -> None:
+    registry = scraped(Fixed())
+    series = "orbit_messenger_handler_duration_seconds_bucket"
+    labels = {"handler": "echo", "mode": "ordered"}
+    found = [
+        registry.get_sample_value(series, {**labels, "le": text})
+        for text in (str(DURATION_BOUNDS_S[0]), str(DURATION_BOUNDS_S[1]), "10.0", "+Inf")
+    ]
+    assert found == [1, 3, 3, 4]
+
+
+def test_the_text_form_is_valid_and_each_family_stands_once() -> None:
+    text = generate_latest(scraped(Fixed())).decode()
+    families = list(text_string_to_metric_families(text))
+    names = [family.name for family in families]
+    assert len(names) == len(set(names))
+    undescribed = [f.name for f in families if f.documentation == metrics.UNDESCRIBED]
+    assert undescribed == ["orbit_of_tomorrow"]
+
+
+def test_every_series_of_the_package_is_described() -> None:
+    """Whoever counts something new writes down what it means."""
+    root = Path(orbit.__file__).parent
+    found: set[str] = set()
+    for path in root.rglob("*.py"):
+        if path.name == "metrics.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found |= set(re.findall(r"\Aorbit_[a-z_]+_total\Z", node.value))
+    assert found
+    assert found <= metrics.HELP.keys(), sorted(found - metrics.HELP.keys())
+
+
+def test_every_count_of_the_devices_is_described() -> None:
+    from orbit.verbs.messaging.statistics import MessagesStatistics
+
+    names = [entry.name for entry in fields(MessagesStatistics)]
+    messaging = replace(STATISTICS.messaging, devices=dict.fromkeys(names, 3))
+    text = generate_latest(scraped(Fixed(replace(STATISTICS, messaging=messaging)))).decode()
+    assert "orbit_rdma_messages_limit_hits_total 3.0" in text
+    assert "orbit_rdma_messages_links 3.0" in text
+    described = [name for name in metrics.HELP if name.startswith("orbit_rdma_messages_")]
+    assert len(described) == len(names)
+    assert all(f"\n{series} 3.0" in text for series in described)
+
+
+def test_no_gauge_has_the_name_of_a_counters_family() -> None:
+    families = [series.removesuffix("_total") for series in metrics.HELP]
+    assert len(families) == len(set(families))
+
+
+def test_handler_names_are_escaped() -> None:
+    odd = replace(HANDLER, name='a"b\\c\nd')
+    dispatch = replace(STATISTICS.dispatch, handlers=(odd,))
+    text = generate_latest(scraped(Fixed(replace(STATISTICS, dispatch=dispatch)))).decode()
+    labels = [
+        sample.labels["handler"]
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if "handler" in sample.labels
+    ]
+    assert set(labels) == {odd.name}
+
+
+def test_statistics_of_a_fresh_messenger_need_no_peer() -> None:
+    empty = {entry.name: entry.default for entry in fields(MessagingStatistics)}
+    assert empty["links"] == ()
+    fresh = replace(STATISTICS, messaging=MessagingStatistics(), dispatch=DispatchStatistics())
+    assert b"orbit_messenger_pending_responses 0.0" in generate_latest(scraped(Fixed(fresh)))
+
+
+def test_a_node_is_scraped_over_http_from_another_thread() -> None:
+    async def main() -> None:
+        async with orbit.Node(orbit.NodeConfig(transport="tcp")) as node:
+            loop = asyncio.get_running_loop()
+            main_thread = threading.get_ident()
+            real = node.statistics
+            asked: list[int] = []
+
+            def statistics() -> orbit.NodeStatistics:
+                asked.append(threading.get_ident())
+                return real()
+
+            node.statistics = statistics  # type: ignore[method-assign]
+            node.handler("echo", lambda message: bytes(message.payload))
+            assert await node.unary(node.identity, "echo", b"x") == b"x"
+            server = metrics.start_http_server(node)
+            try:
+                text = await loop.run_in_executor(None, _get, server.port)
+            finally:
+                await loop.run_in_executor(None, server.close)
+                server.close()
+            wanted = 'orbit_messenger_handler_requests_total{handler="echo",mode="spawn"} 1.0'
+            assert wanted in text
+            assert set(asked) == {main_thread}
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_is_gone_fails_the_scrape() -> None:
+    async def main() -> metrics.Exporter:
+        return metrics.Exporter(Fixed())
+
+    exporter = asyncio.run(main())
+    found: list[BaseException] = []
+
+    def scrape() -> None:
+        try:
+            list(exporter.collect())
+        except orbit.OrbitError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=scrape)
+    thread.start()
+    thread.join(10)
+    assert [type(error) for error in found] == [orbit.ClosedError]
+
+
+def test_registering_twice_is_refused_and_unregistering_frees_it() -> None:
+    registry = CollectorRegistry()
+    exporter = metrics.Exporter(Fixed()).register(registry)
+    exporter.unregister(registry)
+    exporter.register(registry)
+    assert registry.get_sample_value("orbit_sessions") == 4
+
+
+def _get(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return str(answer.read().decode())
