@@ -159,6 +159,9 @@ class Hello(Message):
     listener echoes the dialer's id. `message_qpn` and `message_psn` are always 0: message queue
     pairs are exchanged after the proof, by `ConnectMessagesRequest`. `endpoints` are where this
     side can be dialed, as "host:port", so that the accepting end can open connections of its own.
+    `dial_number` counts the dials of this life to that peer, from 1 (0: an older node, which uses
+    only what it dialed), and `previous` is the attempt of the last epoch that the dialer held with
+    it: so a late attempt is told from a new one (`protocol/connection/`).
     """
 
     version_min: int
@@ -174,6 +177,8 @@ class Hello(Message):
     message_qpn: int = 0
     message_psn: int = 0
     endpoints: tuple[str, ...] = ()
+    dial_number: int = 0
+    previous: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ _LISTENER = b"orbit listener"
 _DIALER = b"orbit dialer"
 _SESSION = b"orbit session"
 _BULK = b"orbit bulk"
+_BULK_BACK = b"orbit bulk back"
 
 BULK_NONCE_BYTES: Final = 8
 # How far bulk connections of one epoch may overtake each other. A consumer opens two at a time, so
@@ -46,31 +47,38 @@ def proofs_equal(one: bytes, other: bytes) -> bool:
     return hmac.compare_digest(one, other)
 
 
-def make_bulk_token(key: bytes, attempt: bytes, nonce: bytes) -> bytes:
-    """What opens one bulk connection of the epoch `attempt`."""
-    return _mac(key, _BULK, attempt, nonce)
+def make_bulk_token(key: bytes, attempt: bytes, nonce: bytes, *, from_dialer: bool = True) -> bytes:
+    """What opens one bulk connection of the epoch `attempt`. Both ends may open some; a token of
+    the one is none of the other, or an eavesdropper could hand it back to its sender.
+    """
+    return _mac(key, _BULK if from_dialer else _BULK_BACK, attempt, nonce)
 
 
-def check_bulk_token(key: bytes, hello: BulkHello) -> bool:
+def check_bulk_token(key: bytes, hello: BulkHello, *, from_dialer: bool = True) -> bool:
     """Whether the sender holds the session key. Says nothing about replay: `BulkGate` does."""
-    return hmac.compare_digest(make_bulk_token(key, hello.attempt, hello.nonce), hello.token)
+    token = make_bulk_token(key, hello.attempt, hello.nonce, from_dialer=from_dialer)
+    return hmac.compare_digest(token, hello.token)
 
 
 class BulkTickets:
-    """Consumer's end: one hello for each bulk connection of an epoch, never the same twice."""
+    """Consumer's end: one hello for each bulk connection of an epoch, never the same twice.
+    `from_dialer`: the consumer dialed the epoch.
+    """
 
-    __slots__ = ("_attempt", "_count", "_key")
+    __slots__ = ("_attempt", "_count", "_from_dialer", "_key")
 
-    def __init__(self, key: bytes, attempt: bytes) -> None:
+    def __init__(self, key: bytes, attempt: bytes, *, from_dialer: bool = True) -> None:
         self._key = key
         self._attempt = attempt
+        self._from_dialer = from_dialer
         self._count = 0
 
     def next_hello(self) -> BulkHello:
         """A fresh hello. The nonce is a counter, so that the owner can remember all of them."""
         self._count += 1
         nonce = self._count.to_bytes(BULK_NONCE_BYTES, "big")
-        return BulkHello(self._attempt, nonce, make_bulk_token(self._key, self._attempt, nonce))
+        token = make_bulk_token(self._key, self._attempt, nonce, from_dialer=self._from_dialer)
+        return BulkHello(self._attempt, nonce, token)
 
 
 class BulkGate:
@@ -80,11 +88,12 @@ class BulkGate:
     does neither (as IPsec's replay window does).
     """
 
-    __slots__ = ("_attempt", "_highest", "_key", "_seen")
+    __slots__ = ("_attempt", "_from_dialer", "_highest", "_key", "_seen")
 
-    def __init__(self, key: bytes, attempt: bytes) -> None:
+    def __init__(self, key: bytes, attempt: bytes, *, from_dialer: bool = True) -> None:
         self._key = key
         self._attempt = attempt
+        self._from_dialer = from_dialer
         self._highest = 0
         self._seen = 0  # bit i: nonce _highest - i was admitted
 
@@ -92,7 +101,7 @@ class BulkGate:
         """Raises PeerRefused("auth"). A refused hello changes nothing."""
         if hello.attempt != self._attempt or len(hello.nonce) != BULK_NONCE_BYTES:
             raise PeerRefused("auth", "not a bulk connection of this epoch")
-        if not check_bulk_token(self._key, hello):
+        if not check_bulk_token(self._key, hello, from_dialer=self._from_dialer):
             raise PeerRefused("auth", "wrong bulk token", hint=SECRET_HINT)
         number = int.from_bytes(hello.nonce, "big")
         behind = self._highest - number

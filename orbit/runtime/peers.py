@@ -1,133 +1,127 @@
-"""Who this node knows and how it reaches them: addresses, one dial at a time, back-off after a
-failure.
+"""Who this node knows: one connection for each peer, whoever dialed it, and the address book.
 
-A peer's address is stored without I/O; the first use dials. While one dial runs, everybody who
-needs that peer waits for it, and for a short while after it failed everybody gets its error at
-once, so that a thousand queued fetches from a dead peer end within one connect deadline. It does
-not know how a dial works or what is said over a session.
+A peer's address is stored without I/O; the first use dials, or takes the session that the peer has
+opened. A peer that dialed us is known by what its hello says, so it can be called back. What
+happens to one connection is `peer.py`'s.
 """
 
 from __future__ import annotations
 
-import asyncio
-import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..errors import ClosedError, InternalError, OrbitError, PeerRestarted, UnknownPeer
+from ..errors import ClosedError, UnknownPeer
 from ..model import PeerIdentity, WorkerId
 from ..protocol.address import NodeAddress
-from .runner import TaskRunner
+from ..protocol.connection import ConnectionSettings
+from .peer import IncomingLink, Peer, PeerWays
 from .session import ControlSession
 
-Dial = Callable[[NodeAddress], Awaitable[ControlSession]]
-
-# A refused dial costs a round trip and a silent one its whole deadline; both may repeat, not
-# hammer.
-BACKOFF_FIRST_S = 0.05
-BACKOFF_MAX_S = 2.0
+# Of peers that only ever dialed us: strangers may come under any number of names.
+LEARNED_MAX = 1024
 
 
-@dataclass(slots=True)
-class _Peer:
-    address: NodeAddress
-    session: ControlSession | None = None
-    dialing: asyncio.Task[ControlSession | OrbitError] | None = None
-    failures: int = 0
-    retry_at: float = 0.0
-    error: OrbitError | None = None
+@dataclass(frozen=True, slots=True)
+class PeersSettings:
+    """See ConnectionSettings."""
+
+    authenticated: bool = False
+    park_s: float = 1.0
+    check_s: float = 1.0
 
 
 class Peers:
-    """The address book and the sessions that this node dialed."""
+    """The address book and the current session of each peer."""
 
-    def __init__(
-        self, own: PeerIdentity, dial: Dial, runner: TaskRunner, rng: random.Random
-    ) -> None:
+    def __init__(self, own: PeerIdentity, ways: PeerWays, settings: PeersSettings) -> None:
         self._own = own
-        self._dial = dial
-        self._runner = runner
-        self._rng = rng
-        self._peers: dict[WorkerId, _Peer] = {}
+        self._ways = ways
+        self._settings = settings
+        self._peers: dict[WorkerId, Peer] = {}
+        self._learned = 0
         self._closed = False
 
     def add(self, address: NodeAddress) -> PeerIdentity:
-        """Remember where a node is; a newer life of a known node takes the old one's place."""
-        identity = PeerIdentity(address.worker_id, address.incarnation)
-        if identity.worker_id == self._own.worker_id:
-            return identity
-        known = self._peers.get(identity.worker_id)
-        if known is not None and known.session is not None and not known.session.closed:
-            if known.session.peer == identity:
-                known.address = address
-                return identity
-            known.session.abort(PeerRestarted(f"{identity}: a newer process took its place"))
-        # A dial to the old life may still run; it ends into the entry that nobody looks up any
-        # more.
-        self._peers[identity.worker_id] = _Peer(address)
-        return identity
+        """Remember where a node is; another life of a known node takes the old one's place."""
+        if address.worker_id != self._own.worker_id:
+            peer = self._peers.get(address.worker_id) or self._make(address.worker_id)
+            if not peer.added:
+                self._learned -= 1
+            peer.add(address)
+        return address.identity
 
     def address(self, worker_id: WorkerId) -> NodeAddress:
-        """Raises UnknownPeer."""
-        return self._lookup(worker_id).address
+        """Where that node can be dialed. Raises UnknownPeer."""
+        address = self._lookup(worker_id).address
+        if address is None:
+            raise UnknownPeer(worker_id)
+        return address
 
     async def session(self, worker_id: WorkerId) -> ControlSession:
-        """The open session to that node, dialed if need be. Cancelling one waiter leaves the dial
-        to the others.
+        """The open session with that node, whoever dialed it; dialed if there is none. Cancelling
+        one waiter leaves the dial to the others.
 
         Raises UnknownPeer, PeerUnreachable, PeerRefused, PeerRestarted, PeerProtocolError.
         """
         peer = self._lookup(worker_id)
         if self._closed:
-            raise ClosedError("node")
-        if peer.session is not None and not peer.session.closed:
-            return peer.session
-        if peer.dialing is None:
-            if peer.error is not None and asyncio.get_running_loop().time() < peer.retry_at:
-                raise peer.error.with_traceback(None)
-            peer.dialing = self._runner.spawn(self._connect(peer), f"dial {worker_id:016x}")
-        outcome = await asyncio.shield(peer.dialing)
-        if isinstance(outcome, OrbitError):
-            raise outcome.with_traceback(None)
-        return outcome
+            raise ClosedError("the node")
+        return await peer.reach()
+
+    def current(self, worker_id: WorkerId) -> ControlSession | None:
+        """The open session with that node, if there is one. No I/O."""
+        peer = self._peers.get(worker_id)
+        return None if peer is None else peer.session
 
     def sessions(self) -> Iterator[ControlSession]:
-        """Every open session that this node dialed."""
-        return (p.session for p in list(self._peers.values()) if p.session and not p.session.closed)
+        """The current session of each connected peer."""
+        return (peer.session for peer in list(self._peers.values()) if peer.session is not None)
+
+    def offer(self, incoming: IncomingLink) -> None:
+        """A peer has dialed this node: it is admitted, refused, or has to wait."""
+        worker_id = incoming.epoch.peer.worker_id
+        if self._closed:
+            incoming.refuse("closing")
+            return
+        peer = self._peers.get(worker_id) or self._make(worker_id)
+        peer.offer(incoming)
+
+    def session_closed(self, session: ControlSession) -> None:
+        """A session is over."""
+        peer = self._peers.get(session.peer.worker_id)
+        if peer is not None:
+            peer.session_closed(session)
 
     def close(self) -> None:
-        """No more dials."""
+        """No more dials, and nobody is let in."""
         self._closed = True
+        for peer in list(self._peers.values()):
+            peer.close()
 
-    def _lookup(self, worker_id: WorkerId) -> _Peer:
+    def _lookup(self, worker_id: WorkerId) -> Peer:
         peer = self._peers.get(worker_id)
         if peer is None:
             raise UnknownPeer(worker_id)
         return peer
 
-    async def _connect(self, peer: _Peer) -> ControlSession | OrbitError:
-        try:
-            session = await self._dial(peer.address)
-        except OrbitError as error:
-            self._back_off(peer, error)
-            return error
-        except asyncio.CancelledError:
-            return ClosedError("node")  # only shutdown cancels a dial
-        finally:
-            peer.dialing = None
-        superseded = self._peers.get(peer.address.worker_id) is not peer
-        if self._closed or superseded:
-            cause = PeerRestarted(f"{session.peer}: a newer process took its place")
-            session.abort(cause)
-            return ClosedError("node") if self._closed else cause
-        peer.session, peer.failures, peer.error = session, 0, None
-        return session
+    def _make(self, worker_id: WorkerId) -> Peer:
+        if self._learned >= LEARNED_MAX:
+            self._forget_one()
+        settings = ConnectionSettings(
+            self._own.worker_id,
+            worker_id,
+            self._settings.authenticated,
+            self._settings.park_s,
+            self._settings.check_s,
+        )
+        peer = self._peers[worker_id] = Peer(settings, self._ways)
+        self._learned += 1
+        return peer
 
-    def _back_off(self, peer: _Peer, error: OrbitError) -> None:
-        if isinstance(error, InternalError):
-            return
-        delay = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * (1 << min(peer.failures, 16)))
-        peer.failures += 1
-        peer.error = error
-        # Jitter, so that nodes which lost one peer together do not come back together.
-        peer.retry_at = asyncio.get_running_loop().time() + delay * self._rng.uniform(0.5, 1.0)
+    def _forget_one(self) -> None:
+        """The one that came first and is gone. When all are here, the cap on sessions is theirs."""
+        for worker_id, peer in self._peers.items():
+            if peer.idle and not peer.added:
+                del self._peers[worker_id]
+                self._learned -= 1
+                return

@@ -10,30 +10,35 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from ..config import NodeConfig, parse_transport
 from ..errors import ClosedError, Unquiesced, UsageError
 from ..events import Recorder
-from ..model import Handle, Lease, Metadata, PathReason, PeerIdentity, Transport
+from ..model import Handle, Lease, Metadata, PathReason, PeerIdentity, Transport, WorkerId
 from ..protocol.address import NodeAddress
 from ..protocol.slots import SlotStatistics
 from ..transport.interface import Progress
 from .consumer import Consumer
+from .messaging.dispatch import DispatchStatistics
+from .messaging.statistics import MessagingStatistics, StreamStatistics
 from .owner import Owner
 from .paths import Paths
-from .peers import Peers
+from .peer import Dial, IncomingLink, PeerWays
+from .peers import Peers, PeersSettings
 from .retained import Retained, retained
 from .runner import TaskRunner
 from .session import ControlSession
-from .sessions import OpenedLink, Sessions, keep_path
+from .sessions import Sessions, SessionService, SessionTimeouts, keep_path
 from .sinks import CallerSink, FreshSink, PinnedPayload, PinnedSink, Sink
 from .staging import stage_held, stage_pinned
 
 _log = logging.getLogger("orbit")
 
-DialLink = Callable[[NodeAddress], Awaitable[OpenedLink]]
+# How long a session that somebody wants to displace has to prove that it lives.
+CHECK_MAX_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +65,9 @@ class NodeStatistics:
     rdma_detail: str
     retained: tuple[Retained, ...]
     counters: Mapping[str, int]
+    messaging: MessagingStatistics = field(default_factory=MessagingStatistics)
+    dispatch: DispatchStatistics = field(default_factory=DispatchStatistics)
+    streams: StreamStatistics = field(default_factory=StreamStatistics)
 
 
 class Rendezvous:
@@ -70,24 +78,27 @@ class Rendezvous:
         identity: PeerIdentity,
         config: NodeConfig,
         paths: Paths,
-        dial: DialLink,
+        dial: Dial,
         recorder: Recorder,
     ) -> None:
         self.identity = identity
         self._config = config
         self._paths = paths
-        self._dial = dial
         self._recorder = recorder
         self._runner = TaskRunner()
         self._sessions = Sessions(
             paths,
             recorder,
             self._runner,
-            config.timeouts.call_s,
-            authenticated=config.secret is not None,
+            SessionTimeouts(
+                config.timeouts.call_s,
+                config.timeouts.no_progress_s,
+                config.messaging.ping_timeout_s,
+            ),
         )
         rng = random.Random(identity.incarnation)
-        self._peers = Peers(identity, self._connect, self._runner, rng)
+        ways = PeerWays(dial, self._sessions.begin, self._runner, rng)
+        self._peers = Peers(identity, ways, _peers_settings(config))
         worker_id = identity.worker_id
         self._owner = Owner(worker_id, paths, config.rendezvous, recorder, self._runner)
         self._consumer = Consumer(
@@ -100,17 +111,28 @@ class Rendezvous:
             self._runner,
         )
         handlers = {**paths.handlers(), **self._owner.handlers()}
-        self._sessions.watch(handlers, self._consumer, self._owner)
+        self._sessions.watch(handlers, self._consumer, self._owner, self._peers)
+        self._service: SessionService | None = None
         self._closing: asyncio.Task[None] | None = None
+
+    def carry(self, service: SessionService) -> None:
+        """Once, before the first session: what else rides on this node's sessions."""
+        self._service = service
+        self._sessions.carry(service)
 
     # --- links and peers --------------------------------------------------------------------------
 
-    def accept(self, opened: OpenedLink) -> None:
-        """A peer has dialed this node."""
-        try:
-            self._sessions.begin(opened, dialed=False)
-        except ClosedError as error:
-            _log.info("a link from %s is refused: %s", opened.link.endpoint, error)
+    async def session_to(self, worker_id: WorkerId) -> ControlSession:
+        """See Peers.session."""
+        return await self._peers.session(worker_id)
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Start a background task that the close of this node waits for."""
+        return self._runner.spawn(work, name)
+
+    def accept(self, incoming: IncomingLink) -> None:
+        """A peer has dialed this node and proven itself."""
+        self._peers.offer(incoming)
 
     def add_peer(self, address: NodeAddress | bytes | str) -> PeerIdentity:
         """See Node.add_peer."""
@@ -131,6 +153,11 @@ class Rendezvous:
         return self._owner.register(
             stage_held(buffer), retain_slot=bool(options and options.retain)
         )
+
+    def register_held(self, buffer: object) -> Handle:
+        """As `register_data`, at once. Raises UsageError, ClosedError."""
+        self._check_open()
+        return self._owner.register(stage_held(buffer), retain_slot=False)
 
     async def register_data_pinned(
         self, buffer: object, options: RegisterOptions | None = None
@@ -236,7 +263,10 @@ class Rendezvous:
         deadline = loop.time() + self._config.timeouts.close_s
         # Leases first, while their sessions live: a lease that ends with its receipt costs no queue
         # pair. Then the epochs with their fetches; then what still runs is told to stop.
-        for step in (self._owner.close, self._sessions.close):
+        steps = [self._owner.close, self._sessions.close]
+        if self._service is not None:
+            steps.append(self._service.close)
+        for step in steps:
             try:
                 async with asyncio.timeout_at(deadline):
                     await step()
@@ -256,9 +286,6 @@ class Rendezvous:
                 keep_path(path, late, self._recorder)
 
     # --- within -----------------------------------------------------------------------------------
-
-    async def _connect(self, address: NodeAddress) -> ControlSession:
-        return self._sessions.begin(await self._dial(address), dialed=True)
 
     async def _fetch(
         self,
@@ -283,6 +310,12 @@ class Rendezvous:
     def _check_open(self) -> None:
         if self._closing is not None:
             raise ClosedError("the node")
+
+
+def _peers_settings(config: NodeConfig) -> PeersSettings:
+    # An attempt that waits has its own handshake deadline: a third of it leaves time to go on.
+    park_s = config.timeouts.handshake_s / 3
+    return PeersSettings(config.secret is not None, park_s, min(CHECK_MAX_S, park_s))
 
 
 def _checked(handle: Handle) -> Handle:

@@ -1,4 +1,5 @@
 """The open epochs of one node, dialed and accepted: how each begins, and what follows its end.
+Which of them is the connection to a peer is `peer.py`'s business.
 
 An epoch that is over loses its fetches, its leases and its paths' resources, in that order. Nothing
 here knows how links are made or what is said over them.
@@ -12,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..errors import ClosedError, OrbitError, PeerRestarted, Unquiesced
+from ..errors import ClosedError, OrbitError, Unquiesced
 from ..events import MemoryRetained, Recorder, SessionClosed, SessionOpened
-from ..protocol.bootstrap import Epoch
-from ..transport.interface import CallHandler, ControlLink, DataPath, Session
+from ..transport.interface import CallHandler, DataPath, PacketRoute, Session
 from .paths import Paths
+from .peer import OpenedLink
 from .retained import retain
 from .runner import TaskRunner
 from .session import ControlSession, SessionSettings
@@ -24,15 +25,13 @@ from .session import ControlSession, SessionSettings
 _log = logging.getLogger("orbit")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OpenedLink:
-    """An epoch whose handshake is through, and its link, not started yet. `endpoint` is what was
-    dialed, or where the peer dialed from.
-    """
+@dataclass(frozen=True, slots=True)
+class SessionTimeouts:
+    """`silence_s`: how long a peer that owes an answer may say nothing before it is pinged."""
 
-    epoch: Epoch
-    link: ControlLink
-    endpoint: tuple[str, int]
+    call_s: float = 30.0
+    silence_s: float = 10.0
+    ping_s: float = 2.0
 
 
 class FetchSide(Protocol):
@@ -42,11 +41,36 @@ class FetchSide(Protocol):
         """End its fetches."""
 
 
+class ConnectionSide(Protocol):
+    """The peers, likewise."""
+
+    def session_closed(self, session: ControlSession) -> None:
+        """It is nobody's connection any more."""
+
+
 class LeaseSide(Protocol):
     """The owner, likewise."""
 
     async def end_session(self, session: Session) -> None:
         """End its leases; return when each retraction has its verdict."""
+
+
+class SessionService(Protocol):
+    """What else rides on a node's sessions: its messages."""
+
+    packets: PacketRoute | None
+
+    def handlers(self) -> Mapping[str, CallHandler]:
+        """Control calls that it answers."""
+
+    def session_closed(self, session: ControlSession) -> None:
+        """The epoch is over."""
+
+    async def end_session(self, session: Session) -> None:
+        """Return when its resources of that epoch are gone."""
+
+    async def close(self) -> None:
+        """No session is left."""
 
 
 def keep_path(path: DataPath, error: Unquiesced, recorder: Recorder) -> None:
@@ -65,18 +89,17 @@ class Sessions:
         paths: Paths,
         recorder: Recorder,
         runner: TaskRunner,
-        call_timeout_s: float,
-        *,
-        authenticated: bool,
+        timeouts: SessionTimeouts,
     ) -> None:
         self._paths = paths
         self._recorder = recorder
         self._runner = runner
-        self._call_timeout_s = call_timeout_s
-        self._authenticated = authenticated
+        self._timeouts = timeouts
         self._handlers: Mapping[str, CallHandler] = {}
         self._fetches: FetchSide | None = None
         self._leases: LeaseSide | None = None
+        self._connections: ConnectionSide | None = None
+        self._service: SessionService | None = None
         self._open: dict[bytes, ControlSession] = {}  # by attempt
         self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -85,24 +108,38 @@ class Sessions:
         return len(self._open)
 
     def watch(
-        self, handlers: Mapping[str, CallHandler], fetches: FetchSide, leases: LeaseSide
+        self,
+        handlers: Mapping[str, CallHandler],
+        fetches: FetchSide,
+        leases: LeaseSide,
+        connections: ConnectionSide,
     ) -> None:
         """Once, before the first session."""
         self._handlers, self._fetches, self._leases = handlers, fetches, leases
+        self._connections = connections
 
-    def begin(self, opened: OpenedLink, *, dialed: bool) -> ControlSession:
+    def carry(self, service: SessionService) -> None:
+        """Once, before the first session and after `watch`."""
+        self._service = service
+        self._handlers = {**self._handlers, **service.handlers()}
+
+    def begin(self, opened: OpenedLink, dialed: bool) -> ControlSession:
         """Start the session of a fresh epoch. Raises ClosedError; the link is gone then."""
         epoch = opened.epoch
         if self._closed or epoch.attempt in self._open:
             # An attempt names one epoch on both sides; a second one would share its tokens.
             opened.link.abort()
             raise ClosedError("the node" if self._closed else "an epoch of that name")
-        if self._authenticated:
-            self._end_older_lives(epoch)
         settings = SessionSettings(
-            self._handlers, self._runner.spawn, self._on_closed, self._call_timeout_s
+            self._handlers,
+            self._runner.spawn,
+            self._on_closed,
+            self._timeouts.call_s,
+            packets=None if self._service is None else self._service.packets,
+            silence_s=self._timeouts.silence_s,
+            ping_timeout_s=self._timeouts.ping_s,
         )
-        session = ControlSession(epoch, opened.link, opened.endpoint, settings, dialed=dialed)
+        session = ControlSession(epoch, opened.link, opened.endpoints, settings, dialed=dialed)
         self._open[epoch.attempt] = session
         self._recorder.record(SessionOpened(epoch.peer.worker_id, dialed))
         session.start()
@@ -118,20 +155,16 @@ class Sessions:
         while self._ending:
             await asyncio.wait(set(self._ending))
 
-    def _end_older_lives(self, epoch: Epoch) -> None:
-        # Whoever proved the secret speaks for that worker id, so its older life is over. Without a
-        # secret anybody could say so, and a live peer is left alone.
-        for session in list(self._open.values()):
-            same = session.peer.worker_id == epoch.peer.worker_id
-            if same and session.peer.incarnation != epoch.peer.incarnation:
-                session.abort(PeerRestarted(f"{epoch.peer}: a newer process took its place"))
-
     def _on_closed(self, session: ControlSession) -> None:
         self._open.pop(session.attempt, None)
         cause = "" if session.cause is None else str(session.cause)
         self._recorder.record(SessionClosed(session.peer.worker_id, session.dialed, cause))
+        if self._connections is not None:
+            self._connections.session_closed(session)
         if self._fetches is not None:
             self._fetches.session_closed(session)
+        if self._service is not None:
+            self._service.session_closed(session)
         task = self._runner.spawn(self._clean_up(session), f"end of {session.peer}")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
@@ -140,6 +173,8 @@ class Sessions:
         if self._leases is not None:
             await self._leases.end_session(session)
         await session.wait_served()
+        if self._service is not None:
+            await self._service.end_session(session)
         for path in self._paths:
             try:
                 await path.close_session(session)

@@ -28,11 +28,12 @@ class Recorder:
 
     def __init__(self, link: ControlLink, answer: Callable[[bytes], None] | None = None) -> None:
         self.frames: list[bytes] = []
+        self.passed = 0  # frames whose pass has ended
         self.ended = 0
         self.cause: BaseException | None = None
         self._answer = answer
         self._news = asyncio.Event()
-        link.start(self.on_frame, self.on_closed)
+        link.start(self.on_frame, self.on_closed, self.on_pass_end)
 
     def on_frame(self, frame: memoryview) -> None:
         assert not self.ended, "a frame after the end"
@@ -40,6 +41,9 @@ class Recorder:
         self._news.set()
         if self._answer is not None:
             self._answer(self.frames[-1])
+
+    def on_pass_end(self) -> None:
+        self.passed = len(self.frames)
 
     def on_closed(self, cause: BaseException | None) -> None:
         self.ended += 1
@@ -96,6 +100,45 @@ async def sizes(left: ControlLink, right: ControlLink) -> None:
     await b.wait_frames(2)
     assert not a.ended
     assert not b.ended
+
+
+async def gathered_frames(left: ControlLink, right: ControlLink) -> None:
+    """Frames in two pieces arrive whole, in order with the others, and are accounted as taken."""
+    a, b = Recorder(left), Recorder(right)
+    taken: list[int] = []
+    left.watch_taken(lambda: taken.append(left.taken_bytes))
+    frames: list[bytes] = []
+    for n in range(30):
+        batch = [make_frame(2 + (n * 7919 + i * 5_021) % 50_000, n + i) for i in range(n % 4)]
+        left.send_gathered([(f[: 1 + n % len(f)], memoryview(f)[1 + n % len(f) :]) for f in batch])
+        frames += batch
+        if n % 3 == 0:
+            frames.append(make_frame(10, n))
+            left.send_nowait(frames[-1])
+        if n % 5 == 0:
+            await b.wait_frames(len(frames))
+    await b.wait_frames(len(frames))
+    assert b.frames == frames
+    assert left.accepted_bytes >= sum(map(len, frames))
+    await b.wait(lambda r: r.passed == len(r.frames))
+    assert left.taken_bytes == left.accepted_bytes
+    assert taken == sorted(taken)
+    for wrong in ([(make_frame(3), memoryview(b"")), (b"", memoryview(b""))],):
+        try:
+            left.send_gathered(wrong)
+        except errors.UsageError:
+            continue
+        raise AssertionError("an empty frame was taken")
+    left.close()
+    try:
+        left.send_gathered([(make_frame(4), memoryview(b"x"))])
+    except errors.ClosedError:
+        pass
+    else:
+        raise AssertionError("a closed link took a frame")
+    await b.wait_ended()
+    assert b.frames == frames, "all or none of a batch"
+    assert a.ended == b.ended == 1
 
 
 async def sent_before_start(left: ControlLink, right: ControlLink) -> None:
@@ -237,6 +280,7 @@ LINK_CASES: Final[Mapping[str, LinkCase]] = {
     for case in (
         order_both_ways,
         sizes,
+        gathered_frames,
         sent_before_start,
         answers_from_the_handler,
         close_flushes,

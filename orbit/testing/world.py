@@ -13,23 +13,21 @@ from types import TracebackType
 from typing import Self
 
 from ..config import NodeConfig
-from ..errors import OrbitError, PeerUnreachable
+from ..errors import PeerUnreachable
 from ..events import Event, Recorder
 from ..model import Incarnation, PathName, PathReason, PeerIdentity, WorkerId
 from ..protocol.address import NodeAddress
-from ..protocol.bootstrap import Dialer, Effect, Epoch, Established, Listener, Opened, Refused
+from ..protocol.connection import StartDial
 from ..protocol.endpoint import Endpoint
-from ..protocol.framing import SendFrame
 from ..protocol.messages import Hello, Limits, RailHint
 from ..runtime.paths import Paths
+from ..runtime.peer import OpenedLink
 from ..runtime.rendezvous import Rendezvous
-from ..runtime.sessions import OpenedLink
 from .fabric import SimFabric, SimPath
 from .faults import LinkFaults, PathFaults
+from .handshake import SimHandshake
 from .network import SimLink, SimNetwork
 from .sim_memory import SimPinnedMemory
-
-HANDSHAKE_S = 3.0
 
 
 @dataclass(eq=False)
@@ -106,8 +104,8 @@ class World:
         events: list[Event] = []
         recorder = Recorder(events.append)
 
-        async def dial(address: NodeAddress) -> OpenedLink:
-            return await self._dial(node, address)
+        async def dial(address: NodeAddress, start: StartDial) -> OpenedLink:
+            return await self._dial(node, address, start)
 
         rendezvous = Rendezvous(identity, config, paths, dial, recorder)
         address = NodeAddress(
@@ -147,18 +145,30 @@ class World:
             assert left == (0, 0, 0, 0), where
             assert node.memory is None or node.memory.allocated_count == 0, where
 
-    async def _dial(self, dialer: WorldNode, address: NodeAddress) -> OpenedLink:
+    async def _dial(self, dialer: WorldNode, address: NodeAddress, start: StartDial) -> OpenedLink:
         await asyncio.sleep(self.network.delay_s(self.network.faults))
         name = str(address.endpoints[0])
         target = self._at(address)
         if target is None:
             raise PeerUnreachable(name, "refused")
         near, far = self.network.link_pair(str(dialer.identity), name)
-        ours, theirs = self._shake_hands(dialer, target, address)
+        handshake = SimHandshake(
+            self._hello(dialer, address.worker_id, start),
+            self._hello(target),
+            (dialer.secret, target.secret),
+            address.identity,
+            far,
+        )
+        incoming = handshake.prove()
         dialer.links.append(near)
         target.links.append(far)
-        target.rendezvous.accept(OpenedLink(theirs, far, ("dialer", 0)))
-        return OpenedLink(ours, near, address.endpoints[0].pair)
+        # Each step takes its time, so that attempts of both sides can cross.
+        await asyncio.sleep(self.network.delay_s(self.network.faults))
+        if target.dead:
+            raise PeerUnreachable(name, "silent", "it died")
+        target.rendezvous.accept(incoming)
+        epoch = await handshake.wait_welcome(self.network.delay_s(self.network.faults))
+        return OpenedLink(epoch, near, (address.endpoints[0].pair,))
 
     def _at(self, address: NodeAddress) -> WorldNode | None:
         """Who answers there: the last node that was given this endpoint and lives."""
@@ -167,58 +177,18 @@ class World:
                 return node
         return None
 
-    def _shake_hands(
-        self, dialer: WorldNode, target: WorldNode, address: NodeAddress
-    ) -> tuple[Epoch, Epoch]:
-        """The real machines, their frames handed over at once. Raises what the dialer raises."""
-        now = asyncio.get_running_loop().time()
-        near = Dialer(
-            self._hello(dialer, address.worker_id),
-            dialer.secret,
-            expected=address.identity,
-            endpoint=str(address.endpoints[0]),
-            now=now,
-            timeout_s=HANDSHAKE_S,
-        )
-        far = Listener(
-            self._hello(target),
-            target.secret,
-            endpoint=str(dialer.identity),
-            now=now,
-            timeout_s=HANDSHAKE_S,
-        )
-        epochs: dict[Dialer | Listener, Epoch] = {}
-        errors: dict[Dialer | Listener, OrbitError] = {}
-        frames: list[tuple[Dialer | Listener, bytes]] = []
-
-        def carry_out(machine: Dialer | Listener, effects: list[Effect]) -> None:
-            for effect in effects:
-                match effect:
-                    case SendFrame(frame):
-                        frames.append((far if machine is near else near, frame))
-                    case Established(epoch):
-                        epochs[machine] = epoch
-                    case Refused(error):
-                        errors[machine] = error
-
-        carry_out(near, near.step(Opened(), now))
-        while frames:
-            machine, frame = frames.pop(0)
-            if not machine.finished:
-                carry_out(machine, machine.on_frame(frame, now))
-        if near in errors:
-            raise errors[near]
-        return epochs[near], epochs[far]
-
-    def _hello(self, node: WorldNode, target: int = 0) -> Hello:
+    def _hello(self, node: WorldNode, target: int = 0, start: StartDial | None = None) -> Hello:
         return Hello(
             version_min=1,
             version_max=1,
             worker_id=node.identity.worker_id,
             incarnation=node.identity.incarnation,
             target=target,
-            attempt=self.random.randbytes(16),
+            attempt=self.random.randbytes(16) if start is None else start.attempt,
             nonce=self.random.randbytes(16),
             rails=node.rails,
             limits=node.limits,
+            endpoints=tuple(map(str, node.address.endpoints)),
+            dial_number=0 if start is None else start.number,
+            previous=b"" if start is None else start.previous,
         )

@@ -25,6 +25,7 @@ from orbit.model import LeaseId
 from orbit.testing.pattern import pattern
 from orbit.testing.sessions import StubSession, make_hello
 from orbit.transport.interface import Exposure, Span, Target
+from orbit.transport.tcp_incoming import admit_all
 from orbit.transport.tcp_listener import TcpListener
 from orbit.transport.tcp_path import TcpPath
 
@@ -53,7 +54,7 @@ def new_loop(kind: str) -> asyncio.AbstractEventLoop:
 async def serve(pipe: Connection, nbytes: int) -> None:
     path = TcpPath()
     listener = TcpListener(
-        lambda: make_hello(2, 0, bytes(16)), b"", lambda link: link.link.abort(), path
+        lambda: make_hello(2, 0, bytes(16)), b"", admit_all(lambda link: link.link.abort()), path
     )
     await listener.open("127.0.0.1", 0)
     span = Span(memoryview(pattern(nbytes)))

@@ -11,6 +11,7 @@ from orbit.testing.sessions import StubSession, make_hello
 from orbit.transport.interface import Target
 from orbit.transport.tcp_dial import DialOptions, dial
 from orbit.transport.tcp_handshake import EstablishedLink
+from orbit.transport.tcp_incoming import admit_all
 from orbit.transport.tcp_link import TcpLink
 from orbit.transport.tcp_listener import ListenOptions, TcpListener
 from orbit.transport.tcp_path import TcpPath, TcpPathOptions
@@ -60,7 +61,7 @@ async def tcp_path_pair(
     listener = TcpListener(
         lambda: make_hello(OWNER, 0, bytes(16)),
         SECRET,
-        lambda link: link.link.abort(),
+        admit_all(lambda link: link.link.abort()),
         owner,
         ListenOptions(tls=server_tls),
     )
@@ -85,7 +86,7 @@ async def tcp_link_pair(
     listener = TcpListener(
         lambda: make_hello(OWNER, 0, bytes(16), nonce=b"n" * 16),
         SECRET,
-        accepted.append,
+        admit_all(accepted.append),
         options=ListenOptions(tls=server_tls),
     )
     await listener.open("127.0.0.1", 0)

@@ -15,6 +15,12 @@ import pytest
 import orbit
 
 ROOT = Path(__file__).parents[2]
+SEND_OPTIONS = ("headers", "timeout", "transport", "wait", "on_error")
+# Sends are issued within the call: a coroutine would begin when somebody awaits it.
+PLAIN = {
+    *("add_peer", "statistics", "send", "sync", "unary", "typed_unary", "handler"),
+    *("typed_handler", "remove_handler", "open_stream", "begin_drain"),
+}
 
 
 def test_the_calls_of_a_node() -> None:
@@ -33,11 +39,26 @@ def test_the_calls_of_a_node() -> None:
         "statistics": [],
         "open": [],
         "close": [],
+        "send": ["peer", "name", "payload", *SEND_OPTIONS],
+        "sync": ["peer", "name", "payload", *SEND_OPTIONS],
+        "unary": ["peer", "name", "payload", *SEND_OPTIONS],
+        "typed_unary": ["peer", "name", "value", *SEND_OPTIONS],
+        "capacity": ["peer", "timeout"],
+        "handler": ["name", "function", "mode"],
+        "typed_handler": ["name", "function", "mode"],
+        "remove_handler": ["name"],
+        "list_handlers": ["peer", "timeout"],
+        "wait_for_handler": ["peer", "name", "timeout"],
+        "open_stream": ["item_type", "capacity"],
+        "attach_stream": ["handle", "timeout"],
+        "check_health": ["peer", "timeout"],
+        "begin_drain": [],
+        "graceful_shutdown": ["policy"],
     }
     for name, parameters in expected.items():
         method = getattr(orbit.Node, name)
         assert list(inspect.signature(method).parameters)[1:] == parameters, name
-        assert inspect.iscoroutinefunction(method) == (name not in ("add_peer", "statistics"))
+        assert inspect.iscoroutinefunction(method) == (name not in PLAIN), name
         assert method.__doc__
 
 

@@ -4,7 +4,7 @@
     HELLO (target, attempt, nonce)  -->   version and target checked
     identity noted                  <--   HELLO (echo, own nonce), PROOF
     proof and identity checked;
-    PROOF                           -->   proof checked
+    PROOF                           -->   proof checked; admitted, parked or refused
     epoch open                      <--   WELCOME
 
 Nothing that a hello says is acted on before its sender's proof was verified. A fresh nonce on each
@@ -15,6 +15,7 @@ no socket, clock or randomness: frames, nonces and `now` are handed in.
 from .dialer import Dialer
 from .frames import ATTEMPT_BYTES, DETAIL_CHARS_MAX, NONCE_BYTES, printable, refusal_frame
 from .happenings import (
+    Admit,
     Broken,
     Disconnected,
     Effect,
@@ -24,6 +25,7 @@ from .happenings import (
     Input,
     Opened,
     ProofArrived,
+    Proven,
     RefusalArrived,
     Refuse,
     Refused,
@@ -47,6 +49,7 @@ __all__ = [
     "NONCE_BYTES",
     "PROTOCOL_VERSION",
     "PROTOCOL_VERSION_MIN",
+    "Admit",
     "Broken",
     "Dialer",
     "Disconnected",
@@ -58,6 +61,7 @@ __all__ = [
     "Listener",
     "Opened",
     "ProofArrived",
+    "Proven",
     "RefusalArrived",
     "Refuse",
     "Refused",

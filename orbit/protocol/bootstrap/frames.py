@@ -43,6 +43,8 @@ def parse(frame: Readable) -> Input:
 def check_hello(hello: Hello) -> None:
     if len(hello.attempt) != ATTEMPT_BYTES or len(hello.nonce) != NONCE_BYTES:
         raise UsageError("hello: attempt and nonce have 16 bytes each")
+    if len(hello.previous) not in (0, ATTEMPT_BYTES):
+        raise UsageError("hello: previous is no attempt")
     if hello.worker_id == 0:
         raise UsageError("hello: worker id 0")
     if not 0 < hello.version_min <= hello.version_max:

@@ -16,6 +16,7 @@ class State(StrEnum):
     AWAIT_HELLO = "await_hello"
     AWAIT_PROOF = "await_proof"
     AWAIT_WELCOME = "await_welcome"  # dialer only
+    PROVEN = "proven"  # listener only: the welcome is this side's decision
     ESTABLISHED = "established"
     REFUSED = "refused"
 
@@ -64,8 +65,13 @@ class Disconnected:
 
 
 @dataclass(frozen=True, slots=True)
+class Admit:
+    """Listener: this side will have the proven dialer."""
+
+
+@dataclass(frozen=True, slots=True)
 class Refuse:
-    """This side will not have the connection: reason busy or closing."""
+    """This side will not have the connection: reason busy, closing or superseded."""
 
     reason: str
     detail: str = ""
@@ -79,6 +85,7 @@ Input = (
     | RefusalArrived
     | Broken
     | Disconnected
+    | Admit
     | Refuse
 )
 
@@ -99,6 +106,13 @@ class Epoch:
 
 
 @dataclass(frozen=True, slots=True)
+class Proven:
+    """Listener: the dialer is who it says. Admit it or refuse it before the deadline."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
 class Established:
     """The epoch is open; frames after this one belong to it."""
 
@@ -112,4 +126,4 @@ class Refused:
     error: OrbitError
 
 
-Effect = SendFrame | Established | Refused
+Effect = SendFrame | Proven | Established | Refused

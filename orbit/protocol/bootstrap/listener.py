@@ -9,14 +9,25 @@ from ..framing import FrameKind, SendFrame
 from ..messages import Hello, Proof, Welcome
 from ..security import dialer_proof, listener_proof, proofs_equal
 from .frames import frame_of, hello_frame
-from .happenings import Effect, Established, HelloArrived, Input, ProofArrived, State
+from .happenings import (
+    Admit,
+    Effect,
+    Epoch,
+    Established,
+    HelloArrived,
+    Input,
+    ProofArrived,
+    Proven,
+    State,
+)
 from .machine import LISTENER_TABLE, Handshake
 
 
 class Listener(Handshake):
     """The accepting end. `hello` is this node's; the dialer's target and attempt are filled in.
 
-    Feed it the first frame of an accepted connection once that is known to be a HELLO.
+    Feed it the first frame of an accepted connection once that is known to be a HELLO. After
+    `Proven` it waits for `Admit` or `Refuse`: a peer may have to wait for another connection.
     """
 
     TABLE = LISTENER_TABLE
@@ -27,6 +38,9 @@ class Listener(Handshake):
                 return self._on_hello(hello, raw)
             case ProofArrived(proof):
                 return self._on_proof(proof)
+            case Admit():
+                welcome = SendFrame(frame_of(FrameKind.WELCOME, Welcome(self._version)))
+                return State.ESTABLISHED, [welcome, Established(self._proven())]
             case _:
                 return super()._decide(event)
 
@@ -55,9 +69,10 @@ class Listener(Handshake):
         right = dialer_proof(self._secret, self._peer_raw, self._hello_raw)
         if not proofs_equal(proof.mac, right):
             return self._refuse_auth()
-        welcome = SendFrame(frame_of(FrameKind.WELCOME, Welcome(self._version)))
-        epoch = self._epoch(self._peer_raw, self._hello_raw)
-        return State.ESTABLISHED, [welcome, Established(epoch)]
+        return State.PROVEN, [Proven(self._proven())]
+
+    def _proven(self) -> Epoch:
+        return self._epoch(self._peer_raw, self._hello_raw)
 
     def _silence(self, waited_for: str) -> OrbitError:
         return DeadlineExceeded(f"handshake of {self.endpoint} ({waited_for})", self._timeout_s)

@@ -13,6 +13,7 @@ from ..security import SECRET_HINT, session_key
 from ..transitions import Table
 from .frames import parse, refusal_frame, refused_by_peer
 from .happenings import (
+    Admit,
     Broken,
     Disconnected,
     Effect,
@@ -44,7 +45,8 @@ DIALER_TABLE: Final[Table[State]] = {
 }
 LISTENER_TABLE: Final[Table[State]] = {
     State.AWAIT_HELLO: {HelloArrived: _END | {State.AWAIT_PROOF}, **_ANY_TIME},
-    State.AWAIT_PROOF: {ProofArrived: _END | {State.ESTABLISHED}, **_ANY_TIME},
+    State.AWAIT_PROOF: {ProofArrived: _END | {State.PROVEN}, **_ANY_TIME},
+    State.PROVEN: {Admit: frozenset({State.ESTABLISHED}), **_ANY_TIME},
     State.ESTABLISHED: {},
     State.REFUSED: {},
 }

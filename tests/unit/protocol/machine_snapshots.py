@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orbit.errors import InternalError, OrbitError, PathFailed, PeerLost
-from orbit.model import PathReason, Transport
+from orbit.errors import InternalError, OrbitError, PathFailed, PeerLost, PeerRefused
+from orbit.model import Incarnation, PathReason, Transport, WorkerId
+from orbit.protocol import connection as c
 from orbit.protocol import fetch as f
 from orbit.protocol import grants as g
 from orbit.protocol.messages import AcquireReply, RdmaAnswer, ReadyAnswer
@@ -122,6 +123,53 @@ FETCH_INPUTS: Sequence[object] = [
 ]
 
 
+LIFE, NEXT_LIFE, THIRD_LIFE = Incarnation(7), Incarnation(8), Incarnation(9)
+
+
+def connection(own: int = 1, *, authenticated: bool = False) -> c.Connection:
+    """Of worker 1 to worker 2, whose attempts wait; or the other way round."""
+    settings = c.ConnectionSettings(WorkerId(own), WorkerId(3 - own), authenticated)
+    machine = c.Connection(settings)
+    machine.step(c.LifeAdded(LIFE), 0.0)
+    return machine
+
+
+def yielding() -> c.Connection:
+    return connection(2)
+
+
+_DIALED = [c.Wanted(b"d1")]
+_FIRST = c.Proven(c.Offer(b"p1", LIFE, 1))
+CONNECTION_ROADS: Mapping[str, Sequence[object]] = {
+    "idle": [],
+    "dialing": _DIALED,
+    "parking": [*_DIALED, _FIRST],
+    "open": [_FIRST],
+    "crossed": [yielding, *_DIALED, _FIRST],
+    "checking": [_FIRST, c.Proven(c.Offer(b"q1", NEXT_LIFE, 1))],
+    "closed": [c.Close()],
+}
+CONNECTION_INPUTS: Sequence[object] = [
+    c.Wanted(b"d2"),
+    c.DialSucceeded(LIFE),
+    c.DialFailed(LOST, b"d2"),
+    c.DialFailed(PeerRefused(c.SUPERSEDED), b"d2"),
+    _FIRST,
+    c.Proven(c.Offer(b"p2", LIFE, 2)),
+    c.Proven(c.Offer(b"p2", LIFE, 2, b"p1")),
+    c.Proven(c.Offer(b"p2", LIFE, 2, b"d1")),
+    c.Proven(c.Offer(b"q2", NEXT_LIFE, 2)),
+    c.OfferGone(),
+    c.SessionLost(),
+    c.PingAnswered(),
+    c.LifeAdded(LIFE),
+    c.LifeAdded(NEXT_LIFE),
+    c.LifeAdded(THIRD_LIFE),
+    c.TimedOut(),
+    c.Close(),
+]
+
+
 def source() -> g.GrantSource:
     return g.GrantSource()
 
@@ -138,10 +186,14 @@ MACHINES: Mapping[str, tuple[Build, Mapping[str, Sequence[object]], Sequence[obj
     "grant_source": (source, SOURCE_ROADS, SOURCE_INPUTS),
     "grant_requester": (requester, REQUESTER_ROADS, REQUESTER_INPUTS),
     "fetch": (auto_fetch, FETCH_ROADS, FETCH_INPUTS),
+    "connection": (connection, CONNECTION_ROADS, CONNECTION_INPUTS),
 }
 
 
 def reach(build: Build, road: Sequence[object]) -> TableMachine[Any, Any, Any]:
+    """A road may begin with a machine of its own."""
+    if road and callable(road[0]):
+        build, road = road[0], road[1:]
     machine = build()
     for event in road:
         machine.step(event, 0.0)
@@ -198,6 +250,11 @@ def diagrams() -> dict[Path, str]:
             " [the life of a grant](grants.md).\n\n"
             f"## Source\n\n```mermaid\n{source_part}```\n\n"
             f"## Requester\n\n```mermaid\n{requester_part}```\n"
+        ),
+        DOCS / "connection-diagram.md": (
+            f"# The connection of two nodes\n\n{note}\nInputs that leave a state as it is are"
+            " left out; see [connections](connections.md).\n\n"
+            f"```mermaid\n{mermaid(c.CONNECTION_TABLE, c.ConnectionState.IDLE)}```\n"
         ),
         DOCS / "fetch-diagram.md": (
             f"# The consumer's get\n\n{note}\n"

@@ -25,6 +25,7 @@ from orbit.protocol import bootstrap
 from orbit.protocol.bootstrap import (
     DIALER_TABLE,
     LISTENER_TABLE,
+    Admit,
     Broken,
     Dialer,
     Disconnected,
@@ -36,6 +37,7 @@ from orbit.protocol.bootstrap import (
     Listener,
     Opened,
     ProofArrived,
+    Proven,
     RefusalArrived,
     Refuse,
     Refused,
@@ -124,6 +126,8 @@ class Run:
                     self.sent.append((who, frame))
                     machine = self.listener if other == "listener" else self.dialer
                     self._carry_out(other, machine.on_frame(frame, _T0 + 1))
+                case Proven():
+                    self._carry_out(who, self.listener.step(Admit(), _T0 + 1))
                 case Established(epoch):
                     self.ends[who] = epoch
                 case Refused(error):
@@ -328,6 +332,32 @@ def test_a_listener_may_decline_at_any_moment(reason: str) -> None:
         assert (error.reason, error.detail) == (reason, "later")
 
 
+def _proven() -> Listener:
+    dialer, listener = make_dialer(), make_listener()
+    frames = [e.frame for e in dialer.step(Opened(), _T0) if isinstance(e, SendFrame)]
+    while frames:
+        for effect in listener.on_frame(frames.pop(0), _T0):
+            if isinstance(effect, SendFrame) and not dialer.finished:
+                answers = dialer.on_frame(effect.frame, _T0)
+                frames += [e.frame for e in answers if isinstance(e, SendFrame)]
+    assert listener.state is State.PROVEN
+    return listener
+
+
+def test_a_proven_dialer_waits_for_the_decision() -> None:
+    listener = _proven()
+    refusal, end = listener.step(Refuse("superseded", "there is one"), _T0)
+    assert isinstance(refusal, SendFrame)
+    assert isinstance(end, Refused)
+    late = _proven()
+    assert isinstance(refused(late.step(Admit(), _T0 + 5)), DeadlineExceeded)
+    gone = _proven()
+    assert isinstance(refused(gone.step(Disconnected("reset"), _T0)), PeerUnreachable)
+    early = _proven()
+    error = refused(early.on_frame(encode_frame(FrameKind.PING, encode([1])), _T0))
+    assert isinstance(error, PeerProtocolError)  # it speaks before its welcome
+
+
 def test_silence_ends_at_the_deadline_and_not_before() -> None:
     dialer, listener = make_dialer(), make_listener()
     dialer.step(Opened(), _T0)
@@ -442,6 +472,7 @@ _SAMPLES: dict[type[Input], Callable[[], Input]] = {
     RefusalArrived: lambda: RefusalArrived(Refusal("busy")),
     Broken: lambda: Broken(PeerProtocolError("x")),
     Disconnected: lambda: Disconnected("x"),
+    Admit: Admit,
     Refuse: lambda: Refuse("closing"),
 }
 
@@ -510,6 +541,6 @@ def test_no_interleaving_reaches_an_epoch_without_the_right_proof(data: st.DataO
             | st.binary(max_size=30)
         )
         effects = victim.on_frame(frame, _T0 + data.draw(st.floats(0, 6)))
-        assert not any(isinstance(e, Established) for e in effects)
+        assert not any(isinstance(e, Established | Proven) for e in effects)
         seen += [e.frame for e in effects if isinstance(e, SendFrame)]
-    assert victim.state is not State.ESTABLISHED
+    assert victim.state not in (State.ESTABLISHED, State.PROVEN)

@@ -6,6 +6,7 @@ version, or a mistake.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from orbit.model import Address, Handle, Incarnation, PeerIdentity, RemoteKey, SlotId, WorkerId
 from orbit.protocol.address import NodeAddress
 from orbit.protocol.binding import Binding, GrantRecord, process_id, verify_binding
-from orbit.protocol.bootstrap import Established, Listener, refusal_frame
+from orbit.protocol.bootstrap import Admit, Established, Listener, Proven, refusal_frame
 from orbit.protocol.calls import CallTable, goodbye_frame, notify_frame, ping_frame
 from orbit.protocol.codec import decode, encode
 from orbit.protocol.descriptor import Descriptor, decode_descriptor, encode_descriptor
@@ -68,6 +69,9 @@ ADDRESS = NodeAddress(WorkerId(1), Incarnation(2), (Endpoint("10.0.0.1", 7000),)
 TICKET = Ticket(ADDRESS, Handle(WorkerId(1), SlotId(9)), "file.bin", 12345, "5a" * 32)
 
 
+LISTENER_ANSWER = replace(LISTENER_HELLO, target=HELLO.worker_id, attempt=HELLO.attempt)
+
+
 def _hello_frame() -> bytes:
     return encode_frame(FrameKind.HELLO, encode(HELLO.to_wire()))
 
@@ -108,6 +112,10 @@ VALUES = {
 }
 
 
+# Hellos from before fields were added to them.
+EARLIER = {"preface_and_hello_first", "listener_hello_and_proof_first"}
+
+
 def golden(name: str) -> bytes:
     return bytes.fromhex((GOLDEN / f"{name}.hex").read_text(encoding="ascii"))
 
@@ -118,7 +126,7 @@ def test_what_is_made_today_is_what_was_always_made(name: str) -> None:
 
 
 def test_every_golden_file_is_checked() -> None:
-    assert {path.stem for path in GOLDEN.iterdir()} == set(VALUES)
+    assert {path.stem for path in GOLDEN.iterdir()} == set(VALUES) | EARLIER
 
 
 def test_golden_bytes_are_still_understood() -> None:
@@ -132,9 +140,10 @@ def test_golden_bytes_are_still_understood() -> None:
     BulkGate(SESSION_KEY, HELLO.attempt).admit(hello)
 
 
-def test_a_listener_of_today_opens_an_epoch_with_the_golden_dialer() -> None:
+@pytest.mark.parametrize("name", ["preface_and_hello", "preface_and_hello_first"])
+def test_a_listener_of_today_opens_an_epoch_with_the_golden_dialer(name: str) -> None:
     parser = FrameParser()
-    parser.feed(golden("preface_and_hello"))
+    parser.feed(golden(name))
     frame = parser.next_frame()
     assert frame is not None
     machine = Listener(LISTENER_HELLO, SECRET, endpoint="", now=0.0, timeout_s=1.0)
@@ -142,4 +151,20 @@ def test_a_listener_of_today_opens_an_epoch_with_the_golden_dialer() -> None:
     assert isinstance(answer, SendFrame)
     mac = dialer_proof(SECRET, bytes(frame[1:]), answer.frame[1:])
     proof = encode_frame(FrameKind.PROOF, encode(Proof(mac).to_wire()))
-    assert isinstance(machine.on_frame(proof, 0.0)[-1], Established)
+    assert isinstance(machine.on_frame(proof, 0.0)[-1], Proven)
+    assert isinstance(machine.step(Admit(), 0.0)[-1], Established)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "hello"),
+    [("preface_and_hello_first", HELLO), ("listener_hello_and_proof_first", LISTENER_ANSWER)],
+)
+def test_fields_that_an_earlier_hello_lacks_mean_what_was_done_before(
+    earlier: str, hello: Hello
+) -> None:
+    parser = FrameParser()
+    preface = b"" if earlier.startswith("preface") else PREFACE
+    parser.feed(preface + golden(earlier))
+    frame = parser.next_frame()
+    assert frame is not None
+    assert Hello.from_wire(decode(frame[1:])) == hello

@@ -26,7 +26,8 @@ from orbit.protocol.grants import (
 )
 from orbit.testing import grant_world
 from orbit.testing.grant_explorer import explore, moves_of
-from orbit.testing.grant_world import GrantWorld, Violation
+from orbit.testing.grant_world import GrantWorld
+from orbit.testing.search import Violation
 
 
 @pytest.mark.parametrize("faults", [0, 1, 2])

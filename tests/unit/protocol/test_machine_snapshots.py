@@ -9,14 +9,25 @@ from typing import Any
 import pytest
 
 from orbit.errors import InternalError
+from orbit.protocol.connection import CONNECTION_TABLE, ConnectionInput
 from orbit.protocol.fetch import FETCH_TABLE, FetchInput
 from orbit.protocol.grants import REQUESTER_TABLE, SOURCE_TABLE, RequesterInput, SourceInput
-from tests.unit.protocol.machine_snapshots import MACHINES, files, reach
+from tests.unit.protocol.machine_snapshots import (
+    CONNECTION_ROADS,
+    LIFE,
+    LOST,
+    MACHINES,
+    NEXT_LIFE,
+    files,
+    reach,
+    yielding,
+)
 
 TABLES: dict[str, tuple[Any, Any]] = {
     "grant_source": (SOURCE_TABLE, SourceInput),
     "grant_requester": (REQUESTER_TABLE, RequesterInput),
     "fetch": (FETCH_TABLE, FetchInput),
+    "connection": (CONNECTION_TABLE, ConnectionInput),
 }
 
 
@@ -73,6 +84,7 @@ def test_every_listed_follower_is_reached_from_its_state(name: str) -> None:
 
 def _extras() -> tuple[Any, Any, Any]:
     from orbit.model import PathReason, Transport
+    from orbit.protocol import connection as c
     from orbit.protocol import fetch as f
     from orbit.protocol import grants as g
     from orbit.protocol.messages import AcquireReply, RdmaAnswer, ReadyAnswer
@@ -94,7 +106,15 @@ def _extras() -> tuple[Any, Any, Any]:
     empty = AcquireReply(rdma=RdmaAnswer(7, b"d", b"g", 0, total_len=0))
     short = AcquireReply(ready=ReadyAnswer(8, 0, 3, "below_min", b"ab"))
     tcp_pull = AcquireReply(ready=ReadyAnswer(8, 1, 3, "below_min"))
+    waits = [c.Wanted(b"d1"), c.Proven(c.Offer(b"q1", NEXT_LIFE, 1))]
     roads = {
+        "connection": [
+            ("backs off", [c.Wanted(b"d1"), c.DialFailed(LOST, b"d2")]),
+            ("lost a session", [c.Proven(c.Offer(b"p1", LIFE, 1)), c.SessionLost()]),
+            ("yields", [yielding, c.Wanted(b"d1")]),
+            ("lost what crossed", [*CONNECTION_ROADS["crossed"], c.SessionLost()]),
+            ("a new life waits", waits),
+        ],
         "grant_requester": [("one piece", [])],
         "fetch": [
             ("tcp", []),

@@ -102,3 +102,13 @@ def test_never_twice_in_any_order(seed: int, numbers: list[int]) -> None:
 def test_a_token_belongs_to_its_epoch() -> None:
     assert check_bulk_token(_KEY, _hello(1))
     assert not check_bulk_token(_KEY, replace(_hello(1), attempt=b"b" * 16))
+
+
+def test_a_token_of_one_end_is_not_taken_by_itself() -> None:
+    tickets = BulkTickets(_KEY, _ATTEMPT), BulkTickets(_KEY, _ATTEMPT, from_dialer=False)
+    gates = BulkGate(_KEY, _ATTEMPT), BulkGate(_KEY, _ATTEMPT, from_dialer=False)
+    for n, series in enumerate(tickets):
+        hello = series.next_hello()
+        gates[n].admit(hello)
+        with pytest.raises(PeerRefused):
+            gates[1 - n].admit(hello)
