@@ -45,11 +45,13 @@ demo: setup ## a real file by handle: over TCP here, then over RDMA verbs in the
 	@$(BIN)/orbit softroce --hosts 2 --mtu 4200 -- $(BIN)/orbit demo --transport rdma --hosts lab --size $(DEMO_BYTES)
 
 bench: setup ## figures, no verdict: TCP here, RDMA in one boot of the VM
+	$(BIN)/pip install -q -r tests/bench/requirements.txt
 	$(BIN)/python tests/bench/tcp.py
-	$(LAB) -- $(BIN)/python tests/bench/rdma.py
+	$(BIN)/python tests/bench/messages/compare.py tcp
+	$(LAB) -- sh -c '$(BIN)/python tests/bench/rdma.py && $(BIN)/python tests/bench/messages/compare.py rdma'
 
 soak: setup ## the long counts
-	ORBIT_SOAK=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/sim
+	ORBIT_SOAK=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/sim tests/unit/protocol tests/integration
 	$(LAB) -- env ORBIT_SOAK=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/softroce
 
 clean: ## what was built here; the fetched guest kernel stays in its cache

@@ -66,6 +66,11 @@ class StubSession:
         answer = await handler(self._other, request.to_wire())
         return reply.from_wire({} if answer is None else answer.to_wire())
 
+    async def ping(self, timeout_s: float) -> float:
+        if self.closed:
+            raise PeerLost(str(self.peer), "closed")
+        return 0.0
+
     def notify(self, request: Message) -> None:
         """Nobody listens to notifications of a path."""
 

@@ -117,6 +117,11 @@ class Session(Protocol):
     def link(self) -> ControlLink:
         """What carries it: for the packets of the TCP message link, which ride beside the calls."""
 
+    async def ping(self, timeout_s: float) -> float:
+        """Seconds until the peer's event loop answered. Raises DeadlineExceeded, PeerError,
+        ClosedError.
+        """
+
     def abort(self, cause: OrbitError) -> None:
         """End the epoch at once because of `cause`. Idempotent."""
 

@@ -10,19 +10,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
 
 from ...errors import (
     ClosedError,
-    DeadlineExceeded,
     OrbitError,
-    PeerRefused,
     PeerUnreachable,
     UnknownPeer,
 )
 from ...model import PathName, PeerIdentity, WorkerId
-from ...protocol.messages import Message
-from ...transport.interface import Session
 from .contract import Caller
 from .routes import Route
 
@@ -53,13 +48,6 @@ class Health:
     def reachable(self) -> bool:
         """The peer answered."""
         return self.kind in (HealthKind.OK, HealthKind.NEVER_CONNECTED)
-
-
-@dataclass(frozen=True, slots=True)
-class Probe(Message):
-    """A control call that no node needs to know: being told so is an answer."""
-
-    METHOD: ClassVar[str] = "_probe"
 
 
 class HealthChecks:
@@ -103,7 +91,7 @@ class HealthChecks:
             else:
                 return Health(HealthKind.OK, rtt_s, route.transport)
         session = await self._caller.session_to(worker_id)
-        rtt_s = await _probe(session, timeout_s)
+        rtt_s = await session.ping(timeout_s)
         known = worker_id in self._connected
         return Health(HealthKind.OK if known else HealthKind.NEVER_CONNECTED, rtt_s)
 
@@ -114,15 +102,3 @@ class HealthChecks:
             return route
         all_routes = self._caller.routes()
         return next((r for r in all_routes if r.peer.worker_id == worker_id and r.usable), None)
-
-
-async def _probe(session: Session, timeout_s: float) -> float:
-    loop = asyncio.get_running_loop()
-    begin = loop.time()
-    try:
-        await session.call(Probe(), Probe, timeout_s)
-    except PeerRefused:  # it does not know the call, and said so
-        pass
-    except DeadlineExceeded as error:
-        raise DeadlineExceeded(f"a probe of {session.peer}", timeout_s) from error
-    return loop.time() - begin

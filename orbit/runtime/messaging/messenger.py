@@ -43,6 +43,7 @@ from ...protocol.messaging.call_header import (
 from ...protocol.messaging.packets import PacketKind
 from ...transport.interface import Session
 from ...transport.messages import Counting, MessageLink, MessageTransport
+from .call_watch import CallWatch
 from .contract import Charge, Payload, RequestSink, StreamSink, release_current_charge
 from .large_payloads import LargePayloads, PayloadStore
 from .link_choice import LinkChooser, Missing, SessionTo
@@ -107,7 +108,8 @@ class Messenger:
             around.recorder,
         )
         messaging = around.config.messaging
-        self._pending = PendingCalls(messaging.outstanding_calls)
+        watch = CallWatch(self, around.config.timeouts.no_progress_s, messaging.ping_timeout_s)
+        self._pending = PendingCalls(messaging.outstanding_calls, watch)
         self._settings = OutboundSettings(
             pending=self._pending,
             open_route=self._open_route,

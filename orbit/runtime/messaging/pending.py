@@ -10,6 +10,7 @@ import asyncio
 
 from ...errors import OutcomeUnknown
 from ...protocol.messaging.response_slots import Deadlines, ResponseSlots
+from .call_watch import CallWatch
 from .results import Sending
 from .routes import Route
 
@@ -17,7 +18,8 @@ from .routes import Route
 class PendingCalls:
     """Each send's own outbound side is told when its time is up."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, watch: CallWatch) -> None:
+        self._watch = watch
         self.slots: ResponseSlots[Sending, Route] = ResponseSlots(capacity)
         self._deadlines: Deadlines[Sending] = Deadlines(_live)
         self._loop = asyncio.get_running_loop()
@@ -36,6 +38,7 @@ class PendingCalls:
         if sending.id:
             self.slots.bind(sending.id, route)
             route.calls += 1
+            self._watch.call_bound()
 
     def unbind(self, sending: Sending) -> None:
         """The route did not take it after all."""
@@ -73,6 +76,7 @@ class PendingCalls:
         """Fail every call: this node closes."""
         self._closed = True
         self._arm(None)
+        self._watch.close()
         for sending in self.slots.fail_all():
             peer = "the peer" if sending.route is None else str(sending.route.peer)
             sending.fail(OutcomeUnknown(peer, "this node was closed"))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, cast
 
-from orbit.errors import DeadlineExceeded, OrbitError, PeerRefused, UnknownPeer
+from orbit.errors import DeadlineExceeded, OrbitError, UnknownPeer
 from orbit.events import Recorder
 from orbit.model import Incarnation, PathName, PeerIdentity, WorkerId
 from orbit.runtime.messaging.contract import Payload
@@ -14,7 +14,7 @@ from orbit.runtime.messaging.results import SendResult
 from orbit.runtime.messaging.routes import Route
 from orbit.runtime.runner import TaskRunner
 from orbit.transport.interface import Session
-from orbit.transport.messages import MessageLink
+from orbit.transport.messages import LinkStatistics, MessageLink
 
 
 async def _within(answer: Coroutine[Any, Any, bytes], timeout_s: float) -> bytes:
@@ -33,6 +33,10 @@ class FakeLink:
         self.last_frame_at = asyncio.get_running_loop().time()
         self.ping_answer: float | OrbitError = 0.25
         self.goodbye_answer = True
+        self.frames_received = 0
+
+    def statistics(self) -> LinkStatistics:
+        return LinkStatistics(frames_received=self.frames_received)
 
     @property
     def idle_s(self) -> float:
@@ -48,13 +52,18 @@ class FakeLink:
 class FakeSession:
     def __init__(self, worker_id: int) -> None:
         self.peer = PeerIdentity(WorkerId(worker_id), Incarnation(1))
-        self.answer: float | OrbitError = PeerRefused("unknown_method", "_probe")
+        self.answer: float | OrbitError = 0.5
+        self.aborted: list[OrbitError] = []
 
-    async def call(self, request: object, reply: object, timeout_s: float | None = None) -> None:
+    async def ping(self, timeout_s: float) -> float:
         if isinstance(self.answer, OrbitError):
             await asyncio.sleep(0.5)
             raise self.answer
         await asyncio.sleep(self.answer)
+        return self.answer
+
+    def abort(self, cause: OrbitError) -> None:
+        self.aborted.append(cause)
 
 
 class FakeCaller:
