@@ -1,7 +1,7 @@
 """One opened device with its protection domain, and the order in which everything on it closes.
 
 Owns context, domain, lanes, registrations and key history; hands out queue pairs and window
-pools. Blocking verbs go through its offload threads. It knows no peers and no grants.
+pools. Blocking verbs go through its offload threads. It knows no peers, no grants and no messages.
 """
 
 from __future__ import annotations
@@ -14,10 +14,19 @@ from dataclasses import replace
 from ..errors import ClosedError, DeviceError, PathUnavailable
 from ..model import Address, PathName, PathReason
 from ..protocol.messages import RailHint
+from .device_messaging import DeviceMessaging
 from .lane import LaneGroup
 from .offload import Offload, finish
-from .provider import DeviceLimits, NativeContext, NativeDomain, NativeRegion, PortFacts, Provider
+from .provider import (
+    DeviceLimits,
+    NativeContext,
+    NativeDomain,
+    NativeRegion,
+    PortFacts,
+    Provider,
+)
 from .queue_pair import BulkQueuePair, FailedHandler, LocalEnd
+from .quirks import Quirks, quirks_of
 from .settings import RdmaPathConfig
 from .turn import Turn
 from .windows import DomainWindows, WindowPool
@@ -50,13 +59,13 @@ class DeviceContext:
             turn, context, min(config.cq_depth, limits.max_cqe), config.effective_spin_us
         )
         self.queue_pairs = 0  # alive
+        self.messaging = DeviceMessaging(context, domain, offload)
         self._pkey_index = pkey_index
         self._context = context
         self._domain = domain
         self._regions: dict[int, NativeRegion] = {}  # by id
         self._registering: set[asyncio.Future[NativeRegion]] = set()
         self._closing: asyncio.Lock = asyncio.Lock()
-        self._closed = False
 
     @classmethod
     async def open(
@@ -97,8 +106,12 @@ class DeviceContext:
         return self.rail.device
 
     @property
+    def quirks(self) -> Quirks:
+        return quirks_of(self.limits.vendor_id)
+
+    @property
     def closed(self) -> bool:
-        return self._closed
+        return not self._context.native
 
     def local_end(self, psn: int, *, remote_read: bool) -> LocalEnd:
         """For a connection that is made now: the GID is looked up by value, since its index is
@@ -165,25 +178,26 @@ class DeviceContext:
             self._regions.pop(id(region), None)
 
     async def close(self) -> None:
-        """Queue pairs and their windows are gone by now. In order, once: parked windows,
-        completion queues and channels, registrations, domain, context.
+        """Queue pairs and their windows are gone by now. In order, once: parked windows, shared
+        receive queues, completion queues and channels, registrations, domain, context.
 
         Raises DeviceError and keeps the rest; a further call continues there.
         """
         async with self._closing:
-            if self._closed:
+            if self.closed:
                 return
             if self.queue_pairs:
                 raise DeviceError(self.name, "close", 0, f"{self.queue_pairs} queue pairs left")
+            self.messaging.check_no_queue_pairs()
             if self._registering:
                 await asyncio.wait(set(self._registering))
             self.windows.parked.close()
+            self.messaging.close()
             self.lanes.close()
             for region in list(self._regions.values()):
                 await self.deregister(region)
             await self._run_close(self._domain.close)
             await self._run_close(self._context.close)
-            self._closed = True
 
     def _adopt(self, future: asyncio.Future[NativeRegion]) -> None:
         """A registration that nobody waits for any more."""
@@ -194,7 +208,7 @@ class DeviceContext:
         await self.offload.run("closing a device", self.config.drain_timeout_s, close)
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self.closed:
             raise ClosedError(f"device {self.name}")
 
 

@@ -15,6 +15,8 @@ from ..model import PathReason
 from ..protocol.messages import RailHint
 from .device import DeviceContext
 from .discovery import discover
+from .messaging.rdma_messages import RdmaMessages
+from .messaging.settings import RdmaMessagesConfig
 from .offload import Offload
 from .probe import probe
 from .provider import Provider
@@ -59,6 +61,15 @@ async def open_rdma_path(
         if not chosen:
             return None, PathReason.NO_DEVICE, "no rail was given"
     return await _open(provider, config, chosen)
+
+
+def open_rdma_messages(path: RdmaPath, config: RdmaMessagesConfig) -> RdmaMessages:
+    """The message transport on the devices of an open path, which closes it before them. Nothing is
+    made on a device before the first link.
+    """
+    messages = RdmaMessages(path.devices, config, path.budget)
+    path.close_before(messages.close)
+    return messages
 
 
 async def _open(

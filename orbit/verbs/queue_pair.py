@@ -14,6 +14,7 @@ import enum
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ..errors import (
     BusyError,
@@ -65,6 +66,19 @@ class LocalEnd:
     pkey_index: int
     psn: int
     remote_read: bool  # the peer may read through windows bound here
+
+
+class Retries(Protocol):
+    """How hard a queue pair tries; message and bulk queue pairs have their own numbers."""
+
+    @property
+    def min_rnr_timer(self) -> int: ...
+    @property
+    def qp_timeout(self) -> int: ...
+    @property
+    def retry_cnt(self) -> int: ...
+    @property
+    def rnr_retry(self) -> int: ...
 
 
 class Posting:
@@ -143,7 +157,7 @@ class BulkQueuePair:
         """INIT, RTR, RTS. Raises DeviceError, DeadlineExceeded; the queue pair has failed then."""
         if self.state is not QueuePairState.IDLE:
             raise BusyError(f"queue pair {self.qp_num} is {self.state.value}")
-        steps = _steps(local, remote, self._config)
+        steps = connect_steps(local, remote, self._config)
 
         def modify() -> None:
             for attributes in steps:
@@ -353,9 +367,10 @@ def completion_error(completion: Completion, qp_num: int, opcode: str) -> Comple
     )
 
 
-def _steps(
-    local: LocalEnd, remote: RemoteEnd, config: RdmaPathConfig
+def connect_steps(
+    local: LocalEnd, remote: RemoteEnd, config: Retries
 ) -> tuple[QueuePairAttributes, ...]:
+    """INIT, RTR, RTS."""
     ethernet = remote.link_layer == "ethernet"
     access = records.ACCESS_REMOTE_READ if local.remote_read else 0
     return (

@@ -8,7 +8,7 @@ machines, what a fetch does next by its caller. The passive side does nothing pe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from ..errors import (
@@ -61,6 +61,8 @@ from .targets import Targets
 
 _BOUNCE_BYTES_MIN = 1 << 20
 
+Closing = Callable[[], Awaitable[None]]
+
 
 class RdmaPath:
     """Made by `opening.open_rdma_path`. All methods belong to one event loop."""
@@ -96,7 +98,21 @@ class RdmaPath:
         self._reads: dict[bytes, ReadArray] = {}  # by session attempt
         self._leases: dict[tuple[bytes, LeaseId], SourceGrant] = {}
         self._generation = 0
+        self._companions: list[Closing] = []
         self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def devices(self) -> tuple[DeviceContext, ...]:
+        return self._devices
+
+    @property
+    def budget(self) -> Budget:
+        """Of all memory that is registered on these devices."""
+        return self.memory.budget
+
+    def close_before(self, close: Closing) -> None:
+        """`close` ends something else on these devices: it runs before they close. Idempotent."""
+        self._companions.append(close)
 
     @property
     def rails(self) -> tuple[RailHint, ...]:
@@ -230,8 +246,8 @@ class RdmaPath:
         _raise_first(results)
 
     async def close(self) -> None:
-        """Arrays, pinned memory, devices, in this order, once. Raises Unquiesced: then the rest
-        is left to the end of the process.
+        """Arrays and companions, pinned memory, devices, in this order, once. Raises Unquiesced:
+        then the rest is left to the end of the process.
         """
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
@@ -302,7 +318,9 @@ class RdmaPath:
     async def _close(self) -> None:
         cause = OrbitError("the path is closed")
         arrays, self._reads = list(self._reads.values()), {}
-        ends = [self._sources.close(), *(array.close(cause) for array in arrays)]
+        ends: list[Awaitable[None]] = [self._sources.close()]
+        ends += [array.close(cause) for array in arrays]
+        ends += [close() for close in self._companions]
         _raise_first(await asyncio.gather(*ends, return_exceptions=True))
         try:
             await self.memory.close()

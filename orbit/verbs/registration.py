@@ -97,7 +97,7 @@ class PinnedArena:
     def __init__(self, devices: Sequence[DeviceContext], arena_bytes: int, budget: Budget) -> None:
         self._devices = tuple(devices)
         self._arena_bytes = _whole_pages(arena_bytes)
-        self._budget = budget
+        self.budget = budget
         self._memory: mmap.mmap | None = None
         self._view = memoryview(b"")
         self._address = Address(0)
@@ -124,7 +124,7 @@ class PinnedArena:
             if self._allocator is not None:
                 return PathReason.OK
             try:
-                charge = self._budget.charge(self._arena_bytes * len(self._devices))
+                charge = self.budget.charge(self._arena_bytes * len(self._devices))
             except BudgetExceeded as error:
                 self.failure = str(error)
                 return PathReason.BUDGET

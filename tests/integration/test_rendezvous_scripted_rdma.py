@@ -224,3 +224,26 @@ def test_gets_flushed_with_a_killed_queue_pair_fall_back_once_each(run_async: Ru
             assert fell_back == len(flushed)
 
     run_async(main())
+
+
+def test_both_roles_share_one_session(run_async: Run) -> None:
+    """Each node has its own READ array to the other, over the same epoch."""
+
+    async def main() -> None:
+        async with two_hosts() as (_, a, b):
+            payload = pattern(3 * MIB)
+            handles = [await host.node.rendezvous.register_data_pinned(payload) for host in (a, b)]
+
+            async def fetch(host: Host, number: int) -> None:
+                api = host.node.rendezvous
+                data, lease = await api.get(handles[number], transport="rdma", timeout=5.0)
+                assert data == payload
+                assert lease.path is PathName.RDMA
+                await api.detach(handles[number], lease)
+
+            await fetch(b, 0)
+            await fetch(a, 1)
+            await asyncio.gather(*(fetch(a, 1) for _ in range(3)), *(fetch(b, 0) for _ in range(3)))
+            assert [host.node.rendezvous.statistics().sessions for host in (a, b)] == [1, 1]
+
+    run_async(main())
