@@ -10,11 +10,14 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
 from orbit.softroce.kernel_log import KernelLog
+
+if TYPE_CHECKING:
+    from tests.softroce.message_hosts import Hosts
 
 IN_LAB = os.environ.get("ORBIT_LAB") == "1"
 HERE = Path(__file__).parent
@@ -99,6 +102,18 @@ def lab() -> Iterator[Lab]:
     two_hosts = Lab()
     yield two_hosts
     two_hosts.end_processes()
+
+
+@pytest.fixture(scope="session")
+def message_hosts() -> Iterator[Hosts]:
+    """Workers that serve messages, for all modules: starting one costs seconds here."""
+    from tests.softroce.message_hosts import Hosts
+
+    lab = Lab()
+    try:
+        yield Hosts(lab)
+    finally:
+        lab.end_processes()
 
 
 @pytest.fixture(scope="session", autouse=True)
