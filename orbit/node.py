@@ -146,7 +146,9 @@ class Node(MessagingCalls):
             _check_demand(config, paths)
             service = _messaging_on(rendezvous, config, paths, self._serving, self._recorder)
             self._service = service
-            self._serving.attach(service.messenger, config.messaging.idle_close_s, self.close)
+            idle_close_s = config.messaging.idle_close_s
+            streams_idle = service.streams.wait_idle
+            self._serving.attach(service.messenger, idle_close_s, streams_idle, self.close)
             self._listener = await _listen(config, paths, self._hello, self._accept)
             endpoints = _advertised(config, self._listener)
             identity = self._identity

@@ -27,6 +27,8 @@ FRAME_BYTES_MAX: Final = 1 << 20  # afterwards; bulk bytes have their own connec
 _RESERVE_BYTES_MIN: Final = 32 << 10
 
 _LENGTH = struct.Struct(">I")
+_LENGTH_BYTES: Final = _LENGTH.size
+_NOTHING: Final = memoryview(b"")
 
 
 class FrameKind(IntEnum):
@@ -111,7 +113,7 @@ class FrameParser:
         self, frame_bytes_max: int = HANDSHAKE_FRAME_BYTES_MAX, *, preface: bool = True
     ) -> None:
         self.frame_bytes_max = frame_bytes_max
-        self._buffer = bytearray()
+        self._buffer = _NOTHING  # of bytes that nobody changes: frames are views of it
         self._start = 0  # what stands before it was taken already
         self._preface_left = PREFACE if preface else b""
         self._error: PeerProtocolError | None = None
@@ -134,39 +136,44 @@ class FrameParser:
 
     def feed(self, data: Readable) -> None:
         """Add received bytes. Raises PeerProtocolError at the first wrong byte of the preface."""
-        self._raise_error()
-        if (space := self.space()) is not None:
+        if self._error is not None:
+            raise self._error
+        if self._reserved is not None:
+            space = self._reserved[self._filled :]
             count = min(len(space), len(data))
             space[:count] = memoryview(data)[:count]
             self._filled += count
             data = memoryview(data)[count:]
-        if self._start:
-            del self._buffer[: self._start]
-            self._start = 0
-        self._buffer += data
+        rest = self._buffer[self._start :]
+        self._start = 0
+        self._buffer = memoryview(b"".join((rest, data)) if len(rest) else bytes(data))
         if self._preface_left:
             self._take_preface()
 
     def next_frame(self) -> memoryview | None:
-        """The next whole frame (kind known), or None. The view stays valid; it is a copy."""
-        self._raise_error()
+        """The next whole frame (kind known), or None. The view stays valid; frames that were fed
+        together may lie in one piece of memory, of which each keeps all.
+        """
+        if self._error is not None:
+            raise self._error
         if self._reserved is not None:
             return self._take_reserved()
-        if self._preface_left or len(self._buffer) - self._start < _LENGTH.size:
+        buffer, begin = self._buffer, self._start + _LENGTH_BYTES
+        at_hand = len(buffer)
+        if self._preface_left or at_hand < begin:
             return None
-        (length,) = _LENGTH.unpack_from(self._buffer, self._start)
+        (length,) = _LENGTH.unpack_from(buffer, self._start)
         if not 0 < length <= self.frame_bytes_max:
             self._fail(f"a frame length of {length}; the limit is {self.frame_bytes_max}")
-        begin = self._start + _LENGTH.size
-        if len(self._buffer) > begin and self._buffer[begin] not in _KINDS:
-            self._fail(f"unknown frame kind {self._buffer[begin]}")
-        missing = begin + length - len(self._buffer)
-        if missing > 0:
-            if missing >= _RESERVE_BYTES_MIN:
-                self._reserve(begin, length)
-            return None
-        self._start = begin + length
-        return memoryview(bytes(memoryview(self._buffer)[begin : self._start]))
+        if at_hand > begin and buffer[begin] not in _KINDS:
+            self._fail(f"unknown frame kind {buffer[begin]}")
+        end = begin + length
+        if end <= at_hand:
+            self._start = end
+            return buffer[begin:end]
+        if end - at_hand >= _RESERVE_BYTES_MIN:
+            self._reserve(begin, length)
+        return None
 
     def frames(self) -> Iterator[memoryview]:
         """Every whole frame at hand."""
@@ -175,21 +182,20 @@ class FrameParser:
 
     def take_rest(self) -> bytes:
         """What follows the last frame, as raw bytes: for a stream that stops being framed."""
-        self._raise_error()
-        rest = bytes(memoryview(self._buffer)[self._start :])
+        if self._error is not None:
+            raise self._error
+        rest = bytes(self._buffer[self._start :])
         if self._reserved is not None:
             rest = _LENGTH.pack(len(self._reserved)) + self._reserved[: self._filled] + rest
             self._reserved = None
-        self._buffer.clear()
-        self._start = 0
+        self._drop()
         return rest
 
     def _reserve(self, begin: int, length: int) -> None:
         self._reserved = memoryview(bytearray(length))
         self._filled = len(self._buffer) - begin
-        self._reserved[: self._filled] = memoryview(self._buffer)[begin:]
-        self._buffer = bytearray()  # the old one cannot shrink under a view
-        self._start = 0
+        self._reserved[: self._filled] = self._buffer[begin:]
+        self._drop()
 
     def _take_reserved(self) -> memoryview | None:
         frame = self._reserved
@@ -204,15 +210,14 @@ class FrameParser:
         size = min(len(self._preface_left), len(self._buffer))
         if self._buffer[:size] != self._preface_left[:size]:
             self._fail("not an orbit peer")
-        del self._buffer[:size]
+        self._buffer = self._buffer[size:]
         self._preface_left = self._preface_left[size:]
 
     def _fail(self, problem: str) -> None:
         self._error = PeerProtocolError(problem)
-        self._buffer.clear()
-        self._start = 0
+        self._drop()
         raise self._error
 
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
+    def _drop(self) -> None:
+        self._buffer = _NOTHING
+        self._start = 0

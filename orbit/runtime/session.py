@@ -196,18 +196,16 @@ class ControlSession:
 
     def _on_frame(self, frame: memoryview) -> None:
         # Raises PeerProtocolError into the link, which then closes and reports it.
-        self._heartbeat.on_frame()
+        if self._heartbeat.deadline is not None:
+            self._heartbeat.on_frame()
         if frame[0] == _PACKET:
-            self._on_packet(frame[1:])
+            packets = self._settings.packets
+            if packets is None:
+                raise PeerProtocolError("a message packet, though this side takes no messages")
+            packets.on_packet(self, frame[1:])
             return
         self._carry_out(self._calls.on_frame(frame, self._loop.time()))
         self._arm()
-
-    def _on_packet(self, packet: memoryview) -> None:
-        packets = self._settings.packets
-        if packets is None:
-            raise PeerProtocolError("a message packet, though this side takes no messages")
-        packets.on_packet(self, packet)
 
     def _on_deadline(self) -> None:
         # A loop timer may come a clock tick early; the machine's clock must not.

@@ -44,7 +44,7 @@ class Rules:
     refill_batch: int | None = None  # None: the windows' own
     refill_margin: bool = True  # the receive queue is deeper than the windows by one batch
     refill_at_pass_end: bool = True
-    charge_until_posted: bool = False  # of a request, until its answer has left
+    charge_until_queued: bool = False  # of a request, not until its answer has left
     keeps_charge: bool = False  # of a handler that waits for a peer
     charges_segments: bool = False  # before their message is whole
     ordered: bool = False  # a note or a nesting call runs only when all before it have ended
@@ -223,8 +223,7 @@ class CreditWorld:
             contact.unread += 1
             require(contact.unread <= self.rules.stream_credit, "a stream's buffer overflows")
         elif self.nodes[pair[0]].draining:
-            link.book.on_consumed(charge)
-            link.queue(PacketKind.SHUTTING_DOWN, label, 0)
+            self._reply(link, PacketKind.SHUTTING_DOWN, label, 0, charge)
         else:
             contact.handlers = (*contact.handlers, Handler(label, charge, Stage.READY))
 
@@ -268,12 +267,25 @@ class CreditWorld:
             contact.replace(place, None)
             if label.op is Op.CALL:
                 answer = Label(Op.ANSWER, label.depth, label.ident, 0)
-                later = handler.charge if self.rules.charge_until_posted else 0
-                link.queue(PacketKind.RESPONSE, answer, label.answer, later)
-                link.book.on_consumed(handler.charge - later)
+                charge = self._renew(link, handler)
+                self._reply(link, PacketKind.RESPONSE, answer, label.answer, charge)
             else:
                 link.book.on_consumed(handler.charge)
         self._pump(pair[0])
+
+    def _renew(self, link: Link, handler: Handler) -> int:
+        """The charge that its answer holds: one that was given back for a wait is taken again."""
+        if handler.charge or self.rules.charge_until_queued:
+            return handler.charge
+        charge = HEADER_BYTES + SEQUENCE_BYTES + handler.label.nbytes
+        link.book.on_renewed(charge)
+        return charge
+
+    def _reply(self, link: Link, kind: int, label: Label, nbytes: int, charge: int) -> None:
+        if self.rules.charge_until_queued:
+            link.book.on_consumed(charge)
+            charge = 0
+        link.queue(kind, label, nbytes, charge)
 
     def _next(self, pair: Pair) -> Pair:
         """Where a handler of messages from pair[1] calls: the next node of the ring."""
@@ -326,5 +338,8 @@ class CreditWorld:
         # A message of which all but the last segment is here counts with that last one.
         partial = rules.payload_bytes_max + SEQUENCE_BYTES + HEADER_BYTES
         limit = rules.inbound_bytes_max + rules.windows.messages * rules.slab_bytes + partial
-        held = link.book.unconsumed_bytes + link.open_message_bytes()
+        # What answers have taken again is bounded by the handlers that waited.
+        answers = link.queues[Window.REPLIES]
+        renewed = sum(frame.charge for frame in answers if unpack_label(frame.header).depth)
+        held = link.book.unconsumed_bytes + link.open_message_bytes() - renewed
         require(held <= limit, f"{held} bytes of one peer's messages; limit {limit}")

@@ -93,6 +93,9 @@ class StreamLink:
     def consumed(self, charge: int) -> None:
         self.consumed_bytes += charge
 
+    def renewed(self, charge: int) -> None:
+        self.consumed_bytes -= charge
+
     def cut(self) -> None:
         """This end learns that the link is gone."""
         if not self.closed:

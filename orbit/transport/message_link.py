@@ -26,6 +26,7 @@ from ..protocol.messaging.credits import CreditBook, Windows
 from ..protocol.messaging.packets import (
     CONTROL_KINDS,
     HEADER_BYTES_MAX,
+    NOTHING_RETURNED,
     Packet,
     PacketKind,
     Window,
@@ -76,9 +77,12 @@ class LinkTerms:
 
 @dataclass(slots=True)
 class _Traffic:
-    """Counts of what arrived, and when the last frame passed in either direction."""
+    """Counts of what arrived, and when the last frame passed in either direction: the end of the
+    pass that brought it, or its confirmation.
+    """
 
     active_at: float
+    fresh: bool = False  # a frame has arrived in this pass
     frames: int = 0
     nbytes: int = 0
     packets: int = 0
@@ -107,7 +111,8 @@ class PacketLink:
         self._pings = Pings(terms.peer)
         self._traffic = _Traffic(self._loop.time())
         self._in_pass = False
-        self._ending = False
+        self.ceiling_bytes = terms.ceiling_bytes
+        self.closed = False
         self._cause: OrbitError | None = None
         self._gone: asyncio.Future[None] = self._loop.create_future()
         wire.start(self)
@@ -118,40 +123,38 @@ class PacketLink:
     def transport(self) -> PathName:
         return self._terms.transport
 
-    @property
-    def ceiling_bytes(self) -> int:
-        return self._terms.ceiling_bytes
-
-    @property
-    def closed(self) -> bool:
-        return self._ending
-
     def send(self, frame: OutgoingFrame) -> None:
-        if self._ending:
+        if self.closed:
             error = NotAdmitted(self._terms.peer, self._end_as_text())
             (frame.given_back if self._parting.agreed else frame.failed)(error)
             return
-        problem = _problem_of(frame, self._terms.ceiling_bytes)
-        if problem:
-            frame.failed(UsageError(problem))
+        if not (
+            0 <= frame.kind <= _FRAME_KIND_MAX
+            and len(frame.payload) <= self.ceiling_bytes
+            and len(frame.header) <= HEADER_BYTES_MAX
+        ):
+            frame.failed(UsageError(_problem_of(frame, self.ceiling_bytes)))
             return
-        self._traffic.active_at = self._loop.time()
-        self._outbox.queue(frame)
-        if not self._in_pass and not self._parting.silent:
-            self._outbox.pump()
+        outbox = self._outbox
+        if outbox.queue(frame) and not self._in_pass and not self._parting.silent:
+            outbox.pump()
 
     def withdraw(self, frame: OutgoingFrame) -> bool:
         return self._outbox.withdraw(frame)
 
     def consumed(self, charge: int) -> None:
-        if self._ending:
+        if self.closed:
             return
         self._book.on_consumed(charge)
         if not self._in_pass and not self._parting.silent:
             self._outbox.return_credit()
 
+    def renewed(self, charge: int) -> None:
+        if not self.closed:
+            self._book.on_renewed(charge)
+
     async def ping(self, timeout_s: float) -> float:
-        if self._ending:
+        if self.closed:
             raise _end_as_error(self._terms.peer, self._cause)
         if not self._pings.out:
             self._outbox.want(PacketKind.PING)
@@ -159,7 +162,7 @@ class PacketLink:
         return await self._pings.wait(timeout_s)
 
     async def goodbye(self, timeout_s: float) -> bool:
-        if self._ending:
+        if self.closed:
             return self._parting.agreed
         try:
             async with asyncio.timeout(timeout_s):
@@ -170,9 +173,9 @@ class PacketLink:
             return self._parting.agreed
 
     def abort(self, error: OrbitError | None = None) -> None:
-        if self._ending:
+        if self.closed:
             return
-        self._ending = True
+        self.closed = True
         self._cause = error
         self._wire.abort(error)
 
@@ -206,13 +209,14 @@ class PacketLink:
     # --- PacketClient -----------------------------------------------------------------------------
 
     def on_packet(self, packet: memoryview) -> None:
-        if self._ending:
+        if self.closed:
             return
         self._in_pass = True
-        self._traffic.packets += 1
-        self._traffic.nbytes += len(packet)
+        traffic = self._traffic
+        traffic.packets += 1
+        traffic.nbytes += len(packet)
         try:
-            self._receive(parse_packet(packet))
+            self._receive(parse_packet(packet), traffic)
         except PeerProtocolError as error:
             self.abort(error)
         except Exception as error:  # a bug of the client must not leave a link that delivers half
@@ -221,12 +225,16 @@ class PacketLink:
 
     def on_pass_end(self) -> None:
         self._in_pass = False
-        self._pump()
-        if not self._ending and not self._parting.silent:
-            self._outbox.return_credit()
+        if self._traffic.fresh:
+            self._traffic.fresh = False
+            self._traffic.active_at = self._loop.time()
+        if self.closed or self._parting.silent:
+            return
+        self._outbox.end_pass()
 
     def on_sent(self, count: int) -> None:
-        self._outbox.on_sent(count)
+        if self._outbox.on_sent(count):
+            self._traffic.active_at = self._loop.time()
 
     def on_room(self) -> None:
         if not self._in_pass:
@@ -235,7 +243,7 @@ class PacketLink:
     def on_lost(self, error: OrbitError | None) -> None:
         if self._gone.done():
             return
-        self._ending = True
+        self.closed = True
         agreed = self._parting.agreed
         self._cause = None if agreed else self._cause or error
         self._outbox.fail(self._terms.peer, self._end_as_text(), agreed=agreed)
@@ -247,7 +255,7 @@ class PacketLink:
     # --- within -----------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        if not self._ending and not self._parting.silent:
+        if not self.closed and not self._parting.silent:
             self._outbox.pump()
 
     def _on_pushed(self, kind: int | None) -> None:
@@ -256,10 +264,12 @@ class PacketLink:
         elif kind == _PING:
             self._pings.on_sent()
 
-    def _receive(self, packet: Packet) -> None:
-        kind, book = packet.kind, self._book
-        book.on_returned(packet.returned)
-        self._parting.on_received(kind)
+    def _receive(self, packet: Packet, traffic: _Traffic) -> None:
+        kind, book, returned = packet.kind, self._book, packet.returned
+        if returned is not NOTHING_RETURNED:
+            book.on_returned(returned)
+        if not self._parting.open:
+            self._parting.on_received(kind)
         if kind >= _FIRST_CONTROL:
             if packet.body:
                 raise PeerProtocolError(f"a body in control packet {kind}")
@@ -275,8 +285,8 @@ class PacketLink:
         if kind == _MESSAGE:
             charge = len(header) + len(payload) + MESSAGE_OVERHEAD_BYTES
         book.on_packet(kind, charge)
-        self._traffic.frames += 1
-        self._traffic.active_at = self._loop.time()
+        traffic.frames += 1
+        traffic.fresh = True
         self._client.on_frame(self, kind, header, payload, charge)
 
     def _on_control(self, kind: int) -> None:
@@ -290,7 +300,7 @@ class PacketLink:
             case PacketKind.GOODBYE_ACK:
                 self._parting.on_answer()
                 if self._parting.agreed:
-                    self._ending = True
+                    self.closed = True
                     self._wire.close()
 
     def _spare(self) -> bool:
@@ -305,14 +315,12 @@ class PacketLink:
 
 
 def _problem_of(frame: OutgoingFrame, payload_bytes_max: int) -> str:
-    """Why the frame can never be sent; empty when it can."""
+    """Why the frame can never be sent."""
     if not 0 <= frame.kind <= _FRAME_KIND_MAX:
         return f"frame kind {frame.kind}"
     if len(frame.payload) > payload_bytes_max:
         return f"a payload of {len(frame.payload)} bytes; limit {payload_bytes_max}"
-    if len(frame.header) > HEADER_BYTES_MAX:
-        return f"a header of {len(frame.header)} bytes; limit {HEADER_BYTES_MAX}"
-    return ""
+    return f"a header of {len(frame.header)} bytes; limit {HEADER_BYTES_MAX}"
 
 
 def _end_as_error(peer: str, cause: OrbitError | None) -> OrbitError:

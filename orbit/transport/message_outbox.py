@@ -15,15 +15,14 @@ from ..errors import NotAdmitted, OutcomeUnknown, PeerProtocolError
 from ..protocol.messaging.credits import CreditBook
 from ..protocol.messaging.packets import (
     FIXED_BYTES,
-    WINDOW_OF,
     PacketKind,
-    Window,
     pack_head,
 )
 from ..protocol.messaging.segments import Cutter
 from .messages import OutgoingFrame, PacketWire
 
 _EMPTY: Final = memoryview(b"")
+_MESSAGE: Final = int(PacketKind.MESSAGE)  # the only kind of its window
 
 
 class FrameQueue:
@@ -31,23 +30,16 @@ class FrameQueue:
     leave in several packets.
     """
 
-    __slots__ = ("cutter", "frames", "nbytes", "stalled")
+    __slots__ = ("cutter", "frames", "stalled")
 
     def __init__(self) -> None:
         self.frames: deque[OutgoingFrame] = deque()
-        self.nbytes = 0
         self.cutter: Cutter | None = None
         self.stalled = False  # the first frame has waited for credit: counted once
 
-    def append(self, frame: OutgoingFrame) -> None:
-        self.frames.append(frame)
-        self.nbytes += len(frame.header) + len(frame.payload)
-
-    def pop(self) -> None:
-        frame = self.frames.popleft()
-        self.nbytes -= len(frame.header) + len(frame.payload)
-        self.cutter = None
-        self.stalled = False
+    @property
+    def nbytes(self) -> int:
+        return sum(frame.nbytes for frame in self.frames)
 
     def withdraw(self, frame: OutgoingFrame) -> bool:
         if self.cutter is not None and self.cutter.begun and self.frames[0] is frame:
@@ -56,7 +48,6 @@ class FrameQueue:
             self.frames.remove(frame)
         except ValueError:
             return False
-        self.nbytes -= frame.nbytes
         if not self.frames:
             self.stalled = False
         return True
@@ -75,8 +66,8 @@ class SendCounts:
 
 
 class Outbox:
-    """`on_pushed` hears of each control packet (its kind) and of each frame's packet (None), before
-    the packet reaches the wire.
+    """`on_pushed` hears of each control packet (its kind) and, while `watched`, of each packet of a
+    frame (None), before it reaches the wire.
     """
 
     def __init__(
@@ -97,6 +88,8 @@ class Outbox:
         self._unconfirmed: deque[OutgoingFrame | None] = deque()
         self._frames_out = 0
         self._pumping = False
+        self._returns_asked = False  # to be looked at when the pump has run
+        self.watched = False
         self.counts = SendCounts()
 
     @property
@@ -112,10 +105,11 @@ class Outbox:
         """Nothing waits, and nothing that was pushed is unconfirmed (control packets apart)."""
         return not (self._messages.frames or self._replies.frames or self._frames_out)
 
-    def queue(self, frame: OutgoingFrame) -> None:
-        """`pump` sends it."""
-        is_message = WINDOW_OF[frame.kind] is Window.MESSAGES
-        (self._messages if is_message else self._replies).append(frame)
+    def queue(self, frame: OutgoingFrame) -> bool:
+        """Whether `pump` may send it now: not behind one that waits for credit."""
+        queue = self._messages if frame.kind == _MESSAGE else self._replies
+        queue.frames.append(frame)
+        return not queue.stalled
 
     def withdraw(self, frame: OutgoingFrame) -> bool:
         return self._messages.withdraw(frame) or self._replies.withdraw(frame)
@@ -148,6 +142,13 @@ class Outbox:
                     return
         finally:
             self._pumping = False
+            if self._returns_asked:
+                self.return_credit()
+
+    def end_pass(self) -> None:
+        """Push what may leave now, and then give back what that has not carried."""
+        self._returns_asked = True
+        self.pump()
 
     def say(self, kind: PacketKind) -> None:
         """Now, ahead of everything that waits. Raises PeerProtocolError when the peer, against the
@@ -160,6 +161,10 @@ class Outbox:
 
     def return_credit(self) -> None:
         """Give back what no frame has carried, once it is worth a packet."""
+        if self._pumping:  # a frame's callback has consumed something; more may leave yet
+            self._returns_asked = True
+            return
+        self._returns_asked = False
         due = self._book.due()
         if due is None:
             return
@@ -168,13 +173,15 @@ class Outbox:
             due = self._book.due()
         self._wire.flush()
 
-    def on_sent(self, count: int) -> None:
-        unconfirmed = self._unconfirmed
+    def on_sent(self, count: int) -> bool:
+        """The `count` oldest packets are with the peer. Whether a frame was completed."""
+        unconfirmed, before = self._unconfirmed, self._frames_out
         for _ in range(count):
             frame = unconfirmed.popleft()
             if frame is not None:
                 self._frames_out -= 1
                 frame.done()
+        return self._frames_out < before
 
     def fail(self, peer: str, cause: str, *, agreed: bool) -> None:
         """The wire is gone: a verdict for every frame, in the order in which they were sent."""
@@ -185,9 +192,9 @@ class Outbox:
             frame.failed(OutcomeUnknown(peer, cause))
         for queue in (self._replies, self._messages):
             begun = queue.cutter is not None and queue.cutter.begun
+            queue.cutter = None
             while queue.frames:
-                frame = queue.frames[0]
-                queue.pop()
+                frame = queue.frames.popleft()
                 if begun:
                     frame.failed(OutcomeUnknown(peer, cause))
                     begun = False
@@ -217,15 +224,15 @@ class Outbox:
         """Push the next packet of this window. Whether there was credit, and room."""
         frame = queue.frames[0]
         kind = frame.kind
-        if not self._book.may_send(kind):
+        if not self._wire.room:
+            return False
+        if not self._book.try_take(kind):
             if not queue.stalled:
                 queue.stalled = True
                 self.counts.stalls += 1
             return False
-        if not self._wire.room:
-            return False
-        self._on_pushed(None)  # before the stamp: it may end a goodbye
-        self._book.take(kind)
+        if self.watched:
+            self._on_pushed(None)  # before the stamp: it may end a goodbye
         header, payload = frame.header, frame.payload
         body = payload if type(payload) is memoryview else memoryview(payload)
         if FIXED_BYTES + len(header) + len(body) <= self._slab_bytes:
@@ -251,7 +258,9 @@ class Outbox:
         self, queue: FrameQueue, frame: OutgoingFrame, head: bytes, body: memoryview
     ) -> None:
         """Push the last packet of the queue's first frame."""
-        queue.pop()
+        queue.frames.popleft()
+        queue.cutter = None
+        queue.stalled = False
         self._frames_out += 1
         self.counts.frames += 1
         self._push(head, body, frame)

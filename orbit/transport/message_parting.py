@@ -22,7 +22,10 @@ _GOODBYE_ACK = PacketKind.GOODBYE_ACK
 
 
 class Parting:
-    """`spare`: whether this side could do without the link, as far as it knows."""
+    """`spare`: whether this side could do without the link, as far as it knows. `open`: no goodbye
+    is about. `silent`: no packet may leave. `agreed`: over. They are asked for each packet, so
+    they are plain attributes.
+    """
 
     def __init__(self, book: CreditBook, outbox: Outbox, spare: Callable[[], bool]) -> None:
         self._book = book
@@ -30,20 +33,15 @@ class Parting:
         self._spare = spare
         self._farewell = Farewell()
         self._outcome: asyncio.Future[bool] | None = None
-
-    @property
-    def silent(self) -> bool:
-        return self._farewell.silent
-
-    @property
-    def agreed(self) -> bool:
-        return self._farewell.state is FarewellState.AGREED
+        self.open = True
+        self.silent = False
+        self.agreed = False
 
     async def part(self, ping: Callable[[], Awaitable[float]]) -> bool:
         """Say goodbye if this side is idle, and wait for the outcome. The answer to `ping`
         brings home the credit that the peer owes.
         """
-        if self._farewell.open:
+        if self.open:
             if not self._spare():
                 return False
             for _ in range(_PINGS_MAX):
@@ -54,19 +52,19 @@ class Parting:
                     return False
                 self._outbox.say(_GOODBYE)
                 self._farewell.ask()
+                self._moved()
         if self._outcome is None:
             self._outcome = asyncio.get_running_loop().create_future()
         return await asyncio.shield(self._outcome)
 
     def on_frame_sent(self) -> None:
         """Called before the packet is stamped."""
-        if not self._farewell.open:
-            self._farewell.on_frame_sent()
-            self._settle_if_open()
+        self._farewell.on_frame_sent()
+        self._settle_if_open()
 
     def on_received(self, kind: int) -> None:
         """A packet arrived whose returns were booked already."""
-        if self._farewell.open:
+        if self.open:
             return
         if kind < _FIRST_CONTROL:
             self._farewell.on_frame_received()
@@ -76,6 +74,7 @@ class Parting:
 
     def on_goodbye(self) -> None:
         if self._book.may_send(_GOODBYE_ACK) and self._farewell.on_goodbye(self._idle()):
+            self._moved()
             self._outbox.say(_GOODBYE_ACK)
         elif self._book.may_send(PacketKind.GRANT):
             # No answer is due, but any packet tells the peer at once that it was refused.
@@ -83,7 +82,9 @@ class Parting:
 
     def on_answer(self) -> None:
         """Afterwards `agreed` says whether the link must be closed."""
-        if self._farewell.on_answer():
+        owed = self._farewell.on_answer()
+        self._moved()
+        if owed:
             self._outbox.say(_GOODBYE_ACK)
 
     def settle(self, agreed: bool) -> None:
@@ -92,8 +93,15 @@ class Parting:
         if outcome is not None and not outcome.done():
             outcome.set_result(agreed)
 
+    def _moved(self) -> None:
+        farewell = self._farewell
+        self.open, self.silent = farewell.open, farewell.silent
+        self.agreed = farewell.state is FarewellState.AGREED
+        self._outbox.watched = not self.open
+
     def _settle_if_open(self) -> None:
-        if self._farewell.open:
+        self._moved()
+        if self.open:
             self.settle(agreed=False)
 
     def _idle(self) -> bool:

@@ -21,7 +21,8 @@ from .interface import CallHandler, Session
 
 class PacketClient(Protocol):
     """What a wire tells its link. All calls come from the event loop, never from inside `push`,
-    `flush`, `close` or `abort`.
+    `flush`, `close` or `abort`; `on_sent` alone may come from inside `flush`, of what was pushed
+    before it.
     """
 
     def on_packet(self, packet: memoryview) -> None:
@@ -105,8 +106,8 @@ class OutgoingFrame:
         """Its last packet was handed to the wire: it left the queue (admission)."""
 
     def done(self) -> None:
-        """The wire confirmed it. The peer's memory has it; whether its handler runs is another
-        matter.
+        """The wire confirmed it. By RDMA the peer's memory has it; by TCP this host's kernel has,
+        and it may yet be lost with the connection. Whether its handler runs is another matter.
         """
 
     def failed(self, error: OrbitError) -> None:
@@ -184,6 +185,11 @@ class MessageLink(Protocol):
 
     def consumed(self, charge: int) -> None:
         """Bytes of received messages that the application is done with."""
+
+    def renewed(self, charge: int) -> None:
+        """The answer to a message that was consumed early, for its handler's wait, stands in the
+        queue: they count as unconsumed again, until they are given to `consumed` once more.
+        """
 
     async def ping(self, timeout_s: float) -> float:
         """Seconds until the peer's link answered. Raises DeadlineExceeded, PeerLost, ClosedError.

@@ -19,20 +19,21 @@ _PIECES_PER_CALL = 64  # the kernel refuses more than 1,024
 
 
 class Backlog:
-    """`nbytes` wait now; `accepted_bytes` were ever queued."""
+    """`nbytes` wait now."""
 
-    __slots__ = ("_bytes_max", "_pieces", "_wire", "accepted_bytes", "nbytes")
+    __slots__ = ("_bytes_max", "_pieces", "_wire", "nbytes")
 
     def __init__(self, wire: Wire, bytes_max: int) -> None:
         self._wire = wire
         self._bytes_max = bytes_max
         self._pieces: deque[memoryview] = deque()
         self.nbytes = 0
-        self.accepted_bytes = 0
 
-    def add(self, pieces: Sequence[memoryview]) -> None:
-        """All or none. Raises BusyError, never for what would be the first to wait."""
-        nbytes = sum(map(len, pieces))
+    def add(self, pieces: Sequence[memoryview]) -> int:
+        """All or none; how many bytes it was. Raises BusyError, never for what would be the first
+        to wait.
+        """
+        nbytes = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
         if self.nbytes and self.nbytes + nbytes > self._bytes_max:
             raise BusyError(
                 f"{self._wire.endpoint}: {self.nbytes} bytes wait to be sent",
@@ -40,7 +41,7 @@ class Backlog:
             )
         self._pieces += pieces
         self.nbytes += nbytes
-        self.accepted_bytes += nbytes
+        return nbytes
 
     def drain(self) -> None:
         """Hand the kernel what it takes. Raises OSError as the wire does."""
@@ -53,6 +54,9 @@ class Backlog:
             if not sent:
                 return
             self.nbytes -= sent
+            if not self.nbytes:
+                pieces.clear()
+                return
             while sent:
                 head = pieces[0]
                 if sent < len(head):
@@ -73,8 +77,9 @@ def gather(frames: Sequence[tuple[bytes, memoryview]]) -> list[memoryview]:
     pieces: list[memoryview] = []
     short: list[bytes | memoryview] = []
     for head, body in frames:
-        short += (pack_length(len(head) + len(body)), head)
-        if len(body) > _JOIN_BYTES_MAX:
+        nbytes = len(body)
+        short += (pack_length(len(head) + nbytes), head)
+        if nbytes > _JOIN_BYTES_MAX:
             pieces += (memoryview(b"".join(short)), body)
             short.clear()
         else:

@@ -53,6 +53,8 @@ class TcpLink:
         self._loop = asyncio.get_running_loop()
         self._gone = self._loop.create_future()
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
+        self.accepted_bytes = 0
+        self.taken_bytes = 0
 
     @property
     def endpoint(self) -> str:
@@ -62,14 +64,6 @@ class TcpLink:
     def backlog_bytes(self) -> int:
         """Accepted, not yet taken by the kernel."""
         return self._backlog.nbytes
-
-    @property
-    def accepted_bytes(self) -> int:
-        return self._backlog.accepted_bytes
-
-    @property
-    def taken_bytes(self) -> int:
-        return self._backlog.accepted_bytes - self._backlog.nbytes
 
     def watch_taken(self, on_taken: LoopCallback) -> None:
         self._on_taken = on_taken
@@ -117,11 +111,12 @@ class TcpLink:
         if self._wire.closed or self._closing is not None:
             raise ClosedError(f"the link to {self.endpoint}")
         waiting = self._backlog.nbytes > 0
-        self._backlog.add(pieces)
-        if not waiting:
-            self._drain()
-            if self._backlog.nbytes and not self._wire.closed:
-                self._wire.watch_writable(self._on_writable)
+        self.accepted_bytes += self._backlog.add(pieces)
+        if waiting:
+            return
+        self._drain()
+        if self._backlog.nbytes and not self._wire.closed:
+            self._wire.watch_writable(self._on_writable)
 
     def _deliver_early(self) -> None:
         self._deliver()
@@ -137,36 +132,42 @@ class TcpLink:
         self._end_pass()
 
     def _receive(self) -> None:
+        parser = self._parser
         for _ in range(_RECEIVES_PER_CALLBACK):
-            if not self._reading():
+            if self._wire.closed or self._closing is not None:
                 return
-            space = self._parser.space()
+            space = parser.space()
+            target = self._buffer if space is None else space
             try:
-                count = self._wire.recv_into(self._buffer if space is None else space)
+                count = self._wire.recv_into(target)
             except OSError as error:
                 self._lose(_cause(error))
                 return
             if count is None:
                 return
             if count == 0:
-                inside = self._parser.pending_bytes > 0
+                inside = parser.pending_bytes > 0
                 self._lose("closed inside a frame" if inside else "closed by the peer")
                 return
             try:
                 if space is None:
-                    self._parser.feed(self._buffer[:count])
+                    parser.feed(target[:count])
                 else:
-                    self._parser.filled(count)
+                    parser.filled(count)
             except PeerProtocolError as error:
                 self._end(error)
                 return
             self._deliver()
+            if count < len(target) and not self._wire.tls:
+                return  # that was all; a TLS record says nothing about what is behind it
         # The rest must not wait for another event: a reset behind it ends uvloop's events.
         self._loop.call_soon(self._on_readable)
 
     def _deliver(self) -> None:
+        wire, next_frame = self._wire, self._parser.next_frame
         try:
-            while self._reading() and (frame := self._parser.next_frame()) is not None:
+            # A handler may close either.
+            while not wire.closed and self._closing is None and (frame := next_frame()) is not None:
                 self._on_frame(frame)
         except Exception as error:
             self._on_failure(error)
@@ -188,6 +189,7 @@ class TcpLink:
     def _drain(self) -> None:
         try:
             self._backlog.drain()
+            self.taken_bytes = self.accepted_bytes - self._backlog.nbytes
         except OSError as error:
             # The reader's handlers must not run inside somebody's send.
             self._wire.abort()

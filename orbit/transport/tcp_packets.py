@@ -26,7 +26,7 @@ from ..model import PathName, PathReason
 from ..protocol.framing import FrameKind
 from ..protocol.messages import Limits
 from ..protocol.messaging.credits import Windows
-from ..protocol.messaging.packets import FIXED_BYTES, HEADER_BYTES_MAX, LENGTH_BYTES, Packet
+from ..protocol.messaging.packets import FIXED_BYTES, HEADER_BYTES_MAX, LENGTH_BYTES
 from ..protocol.messaging.segments import Assembler
 from .interface import CallHandler, Session
 from .message_link import LinkTerms, PacketLink
@@ -36,9 +36,16 @@ from .messages import LinkClient, LinkLimits, LinkOpened, MessageLink, PacketCli
 BACKLOG_BYTES_MAX: Final = 256 << 10
 # No frame is segmented here: a stream has no slabs.
 _SLAB_EXTRA_BYTES: Final = HEADER_BYTES_MAX + FIXED_BYTES + LENGTH_BYTES
+# Packets that follow each other faster than this are a burst: one system call for several of them
+# costs less than it delays the second. Far below the round trip to another process.
+BURST_S: Final = 20e-6
+_GATHERED_MAX: Final = 16  # a longer wait would leave the peer idle
+_GATHERED_BYTES_MAX: Final = 32 << 10  # a call for more than this is no dearer for each byte
+# What one read brought counts as several passes, so that credit and answers leave while the rest is
+# still worked on, and neither end waits for the other.
+_PASS_PACKETS_MAX: Final = 16
 _KIND: Final = bytes((FrameKind.PACKET,))
 _CREDITS_MAX: Final = 1 << 16
-_IN_PLACE_BYTES_MIN: Final = 16 << 10  # below, a copy is cheaper than holding the packet
 
 
 class TcpPacketWire:
@@ -55,8 +62,9 @@ class TcpPacketWire:
         self._gathered: list[tuple[bytes, memoryview]] = []
         self._gathered_bytes = 0
         self._batches: deque[tuple[int, int]] = deque()  # where each ends on the stream; packets
-        self._confirming = False
-        self._delivered = False
+        self._left_at = float("-inf")  # when packets were last handed to the link
+        self._leaving = False  # what is gathered leaves at the end of the loop's pass
+        self.delivered = 0  # packets, since the last pass ended
         self._closed = False  # nothing is sent any more
         self._loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()
@@ -76,6 +84,26 @@ class TcpPacketWire:
         self._gathered_bytes += len(head) + len(body)
 
     def flush(self) -> None:
+        """The first packet leaves at once; those close behind it leave together, at the end of the
+        loop's pass or as soon as they are worth a system call.
+        """
+        few = len(self._gathered) < _GATHERED_MAX and self._gathered_bytes < _GATHERED_BYTES_MAX
+        if few and self._leaving:
+            return
+        now = self._loop.time()
+        if few and now - self._left_at < BURST_S:
+            self._leaving = True
+            self._loop.call_soon(self._leave_late)
+            return
+        self._left_at = now
+        self._leave()
+
+    def _leave_late(self) -> None:
+        self._leaving = False
+        self._left_at = self._loop.time()
+        self._leave()
+
+    def _leave(self) -> None:
         frames, self._gathered = self._gathered, []
         self._gathered_bytes = 0
         if not frames or self._closed:
@@ -89,15 +117,13 @@ class TcpPacketWire:
             self.abort(PeerLost(str(self.session.peer), str(error)))
             return
         self._batches.append((self._link.accepted_bytes, len(frames)))
-        if not self._confirming and self._batches[0][0] <= self._link.taken_bytes:
-            self._confirming = True
-            self._loop.call_soon(self._confirm)
+        self._confirm()
 
     def close(self) -> None:
         """The session lives on. What is still in its backlog leaves; no frame is among it."""
         if self._closed:
             return
-        self.flush()
+        self._leave()
         self._closed = True
         self._on_detached(self)
         self._loop.call_soon(self.on_lost, None)
@@ -111,14 +137,10 @@ class TcpPacketWire:
 
     # --- what the session tells -------------------------------------------------------------------
 
-    def on_packet(self, packet: memoryview) -> None:
-        if self._client is not None and not self._closed:
-            self._delivered = True
-            self._client.on_packet(packet)
-
     def on_pass_end(self) -> None:
-        if self._client is not None and self._delivered:
-            self._delivered = False
+        if self._client is not None and self.delivered:
+            self.delivered = 0
+            self._left_at = float("-inf")  # what this pass brought about is no burst
             self._client.on_pass_end()
 
     def on_taken(self) -> None:
@@ -137,7 +159,6 @@ class TcpPacketWire:
             self._client.on_lost(error)
 
     def _confirm(self) -> None:
-        self._confirming = False
         if self._client is None or self._gone.done():
             return
         taken, count = self._link.taken_bytes, 0
@@ -145,24 +166,6 @@ class TcpPacketWire:
             count += self._batches.popleft()[1]
         if count:
             self._client.on_sent(count)
-
-
-class InPlaceAssembler(Assembler):
-    """For packets whose memory stays: a long frame is handed on as it lies there."""
-
-    __slots__ = ("_bytes_max",)
-
-    def __init__(self, payload_bytes_max: int) -> None:
-        super().__init__(payload_bytes_max)
-        self._bytes_max = payload_bytes_max
-
-    def add(self, packet: Packet) -> tuple[int, bytes, memoryview] | None:
-        long = len(packet.body) >= _IN_PLACE_BYTES_MIN
-        if not long or packet.flags or packet.total > self._bytes_max or self.open_bytes:
-            return super().add(packet)
-        header_bytes = packet.header_bytes
-        header = bytes(packet.body[:header_bytes])
-        return packet.kind, header, packet.body[header_bytes:].toreadonly()
 
 
 class TcpMessages:
@@ -174,7 +177,7 @@ class TcpMessages:
         self._inbound_bytes_max = inbound_bytes_max
         self._client: LinkClient | None = None
         self._on_opened: LinkOpened | None = None
-        self._open: dict[bytes, tuple[TcpPacketWire, PacketLink]] = {}  # by attempt
+        self._open: dict[Session, tuple[TcpPacketWire, PacketLink]] = {}
         self._closed = False
 
     def availability(self, session: Session) -> PathReason:
@@ -188,7 +191,7 @@ class TcpMessages:
             raise PathUnavailable(self.name, reason)
         if self._closed or session.closed:
             raise PathUnavailable(self.name, PathReason.CONNECT_FAILED, "the connection is closed")
-        found = self._open.get(session.attempt)
+        found = self._open.get(session)
         return self._begin(session, client)[1] if found is None else found[1]
 
     def watch(self, client: LinkClient, on_opened: LinkOpened) -> None:
@@ -198,7 +201,7 @@ class TcpMessages:
         return {}
 
     async def close_session(self, session: Session) -> None:
-        found = self._open.get(session.attempt)
+        found = self._open.get(session)
         if found is not None:
             found[1].abort()
             await found[1].wait_closed()
@@ -214,21 +217,25 @@ class TcpMessages:
     # --- PacketRoute ------------------------------------------------------------------------------
 
     def on_packet(self, session: Session, packet: memoryview) -> None:
-        found = self._open.get(session.attempt)
+        found = self._open.get(session)
         if found is None:
             found = self._accept(session)
-        found[0].on_packet(packet)
+        wire, link = found
+        wire.delivered += 1
+        link.on_packet(packet)
+        if wire.delivered >= _PASS_PACKETS_MAX:
+            wire.on_pass_end()
 
     def on_pass_end(self, session: Session) -> None:
-        if (found := self._open.get(session.attempt)) is not None:
+        if (found := self._open.get(session)) is not None:
             found[0].on_pass_end()
 
     def on_taken(self, session: Session) -> None:
-        if (found := self._open.get(session.attempt)) is not None:
+        if (found := self._open.get(session)) is not None:
             found[0].on_taken()
 
     def on_closed(self, session: Session, error: OrbitError | None) -> None:
-        found = self._open.pop(session.attempt, None)
+        found = self._open.pop(session, None)
         if found is not None:
             found[0].on_lost(error)
 
@@ -247,10 +254,9 @@ class TcpMessages:
         other = self._limits(session.peer_hello.limits)
         terms = LinkTerms.between(self.name, str(session.peer), own, other)
         wire = TcpPacketWire(session, terms.ceiling_bytes + _SLAB_EXTRA_BYTES, self._detach)
-        stay = session.link.frames_stay
-        assembler = InPlaceAssembler(terms.ceiling_bytes) if stay else None
+        assembler = Assembler(terms.ceiling_bytes, in_place=session.link.frames_stay)
         begun = wire, PacketLink(wire, client, terms, assembler)
-        self._open[session.attempt] = begun
+        self._open[session] = begun
         return begun
 
     def _limits(self, said: Limits) -> LinkLimits:
@@ -261,9 +267,9 @@ class TcpMessages:
         )
 
     def _detach(self, wire: TcpPacketWire) -> None:
-        found = self._open.get(wire.session.attempt)
+        found = self._open.get(wire.session)
         if found is not None and found[0] is wire:
-            del self._open[wire.session.attempt]
+            del self._open[wire.session]
 
 
 def _takes(limits: Limits) -> bool:

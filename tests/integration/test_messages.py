@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -326,6 +327,23 @@ def test_idle_links_close_and_the_next_send_opens_another(run_async: Run) -> Non
             assert len(a.statistics().messaging.links) == 1
 
     run_async(main())
+
+
+def test_nodes_that_close_behind_a_large_answer_have_nothing_to_say(
+    run_async: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        for turns in range(20):  # of the loop, between the answer and the end
+            async with orbit.Node(config()) as a, orbit.Node(config()) as b:
+                b.handler("large", lambda message: pattern(2 * CEILING))
+                peer = a.add_peer(b.address)
+                assert await a.unary(peer, "large", pattern(2 * CEILING)) == pattern(2 * CEILING)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await asyncio.gather(a.close(), b.close())
+
+    run_async(main())
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_a_closed_node_says_so(run_async: Run) -> None:

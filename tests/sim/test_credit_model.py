@@ -43,8 +43,9 @@ Small = tuple[dict[str, Any], tuple[Step, ...], tuple[Step, ...], frozenset[int]
 NOBODY: frozenset[int] = frozenset()
 FAST: dict[str, Small] = {
     "calls": ({}, (call(1), note()), (call(2),), NOBODY),
-    "charged until the answer left": (
-        {"charge_until_posted": True, "inbound_bytes_max": 1},
+    "at the inbound bound": ({"inbound_bytes_max": 1}, (call(1), note()), (call(2),), NOBODY),
+    "charged until the answer is queued": (
+        {"charge_until_queued": True, "inbound_bytes_max": 1},
         (call(1), note()),
         (call(2),),
         NOBODY,
@@ -242,7 +243,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], tuple[Step, ...], tuple[Step, ...], st
         DEADLOCK,
     ),
     "a reply waits for message credit": (
-        {"book": ReplyWaitsForMessageCredit, "inbound_bytes_max": 1, "charge_until_posted": True},
+        {"book": ReplyWaitsForMessageCredit, "inbound_bytes_max": 1},
         (call(1), call(3)),
         (call(2), call(4)),
         DEADLOCK,

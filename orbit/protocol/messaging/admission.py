@@ -42,10 +42,11 @@ class Admission(Generic[TicketT]):
 
     def admit(self, nbytes: int) -> bool:
         """Charge one frame; False, and nothing is charged, at the bound or when others wait."""
-        if self._waiting or not self._fits(nbytes):
+        frames, total = self.frames, self.nbytes + nbytes
+        if self._waiting or (frames and (frames >= self.frames_max or total > self.bytes_max)):
             return False
-        self.frames += 1
-        self.nbytes += nbytes
+        self.frames = frames + 1
+        self.nbytes = total
         return True
 
     def refusal(self, peer: str, nbytes: int) -> BudgetExceeded:
@@ -70,12 +71,13 @@ class Admission(Generic[TicketT]):
         """Leave the line. False when the ticket is not in it (any more)."""
         return self._waiting.pop(ticket, None) is not None
 
-    def release(self, nbytes: int) -> None:
-        """A charged frame has left, or was given up. Ask `next_ready` afterwards."""
+    def release(self, nbytes: int) -> bool:
+        """A charged frame has left, or was given up. Whether somebody waits: ask `next_ready`."""
         self.frames -= 1
         self.nbytes -= nbytes
         if self.frames < 0 or self.nbytes < 0:
             raise InternalError(f"admission released twice: {self.frames} frames")
+        return bool(self._waiting)
 
     def next_ready(self) -> TicketT | None:
         """The first ticket in line when there is room for it: charged now (unless it only looks),

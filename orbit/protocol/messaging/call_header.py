@@ -30,6 +30,7 @@ _MAP_LENGTH = struct.Struct(">H")
 _FIXED_BYTES: Final = _FIXED.size
 _EMPTY_MAP: Final = _MAP_LENGTH.pack(0)
 _NO_HEADERS: Final[Mapping[str, str]] = {}
+_new = tuple.__new__  # a NamedTuple's own costs a Python call, for every frame
 
 
 class Wants(IntEnum):
@@ -148,7 +149,7 @@ def _parse(header: bytes) -> CallHeader:
     except UnicodeDecodeError as error:
         raise PeerProtocolError("a call header's name is not UTF-8") from error
     if map_bytes == 0:
-        return CallHeader(code, call_id, text, _NO_HEADERS)
+        return _new(CallHeader, (code, call_id, text, _NO_HEADERS))
     if map_bytes > MAP_BYTES_MAX:
         raise PeerProtocolError(f"headers of {map_bytes} bytes; the limit is {MAP_BYTES_MAX}")
     return CallHeader(code, call_id, text, _checked(decode(header[end + 2 :])))

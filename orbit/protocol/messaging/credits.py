@@ -17,6 +17,7 @@ from ...errors import InternalError, PeerProtocolError
 from .packets import (
     CONTROL_KINDS,
     CREDITS_PER_PACKET_MAX,
+    NOTHING_RETURNED,
     REPORT_BIT,
     PacketKind,
     Returned,
@@ -27,7 +28,6 @@ WINDOW_DEFAULT: Final = 64
 CONTROL_SLABS: Final = len(CONTROL_KINDS)
 REFILL_MAX: Final = 16
 
-_NOTHING = Returned()
 # Plain integers: the kinds are compared for each packet, and an enum member costs more than that.
 _MESSAGE = int(PacketKind.MESSAGE)
 _FIRST_CONTROL = int(min(CONTROL_KINDS))
@@ -132,6 +132,17 @@ class CreditBook:
             elif kind == _PONG:
                 self._pong_owed = False
 
+    def try_take(self, kind: int) -> bool:
+        """`may_send` and `take` in one, for frames. False: nothing is left."""
+        if kind == _MESSAGE:
+            if self._messages > 0:
+                self._messages -= 1
+                return True
+        elif self._replies > 0:
+            self._replies -= 1
+            return True
+        return False
+
     def on_returned(self, returned: Returned) -> None:
         """What a received packet's header gives back. Raises PeerProtocolError when it is more than
         was taken.
@@ -191,6 +202,12 @@ class CreditBook:
             raise InternalError(f"{nbytes} bytes consumed of {self._unconsumed}")
         self._unconsumed -= nbytes
 
+    def on_renewed(self, nbytes: int) -> None:
+        """Bytes that were consumed before their message was answered are held again, by the answer
+        on its way out. They may pass the bound: what was credited stays credited.
+        """
+        self._unconsumed += nbytes
+
     def stamp(self) -> Returned:
         """What the next outgoing packet returns; it counts as returned from now on."""
         credits = self._messages_owed
@@ -198,7 +215,7 @@ class CreditBook:
             credits = 0
         replies, reports = self._replies_owed, self._reports_owed
         if not (credits or replies or reports):
-            return _NOTHING
+            return NOTHING_RETURNED
         if credits > CREDITS_PER_PACKET_MAX or replies > CREDITS_PER_PACKET_MAX:
             credits = min(credits, CREDITS_PER_PACKET_MAX)
             replies = min(replies, CREDITS_PER_PACKET_MAX)

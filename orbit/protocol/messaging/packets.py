@@ -86,6 +86,7 @@ REPORT_BIT: Final[dict[int, int]] = {kind: 1 << n for n, kind in enumerate(CONTR
 _REPORTS_KNOWN = sum(REPORT_BIT.values())
 _FLAGS_KNOWN = int(PacketFlags.MORE | PacketFlags.CONTINUED)
 _CONTINUED = int(PacketFlags.CONTINUED)
+_new = tuple.__new__  # a NamedTuple's own costs a Python call, for every packet
 
 
 class Returned(NamedTuple):
@@ -94,6 +95,9 @@ class Returned(NamedTuple):
     credits: int = 0
     replies: int = 0
     reports: int = 0
+
+
+NOTHING_RETURNED: Final = Returned()
 
 
 class Packet(NamedTuple):
@@ -115,14 +119,16 @@ def pack_head(
     """The fixed part, with the payload length behind it where `total` is given (MORE, and not
     CONTINUED).
     """
-    head = _HEADER.pack(PACKET_VERSION, kind, flags, *returned, header_bytes)
+    credits, replies, reports = returned
+    head = _HEADER.pack(PACKET_VERSION, kind, flags, credits, replies, reports, header_bytes)
     return head if total is None else head + _LENGTH.pack(total)
 
 
 def parse_packet(view: memoryview) -> Packet:
     """Raises PeerProtocolError naming what is wrong: the link must be closed with it."""
-    if len(view) < FIXED_BYTES:
-        raise PeerProtocolError(f"a packet of {len(view)} bytes")
+    nbytes = len(view)
+    if nbytes < FIXED_BYTES:
+        raise PeerProtocolError(f"a packet of {nbytes} bytes")
     version, kind, flags, credits, replies, reports, header_bytes = _HEADER.unpack_from(view)
     if version != PACKET_VERSION:
         raise PeerProtocolError(f"packet version {version}, this side speaks {PACKET_VERSION}")
@@ -132,20 +138,17 @@ def parse_packet(view: memoryview) -> Packet:
         raise PeerProtocolError(f"reserved packet flags {flags:#04x}")
     if reports & ~_REPORTS_KNOWN:
         raise PeerProtocolError(f"reserved report bits {reports:#04x}")
-    begin, total = FIXED_BYTES, 0
+    begin, total = FIXED_BYTES, nbytes - FIXED_BYTES - header_bytes
     if flags:
         begin, total = _parse_segment(view, kind, flags, header_bytes)
-    elif begin + header_bytes > len(view):
-        raise PeerProtocolError(
-            f"a header of {header_bytes} bytes in a packet of {len(view)} bytes"
-        )
+    elif total < 0:
+        raise PeerProtocolError(f"a header of {header_bytes} bytes in a packet of {nbytes} bytes")
     if header_bytes > HEADER_BYTES_MAX:
         raise PeerProtocolError(f"a header of {header_bytes} bytes; limit {HEADER_BYTES_MAX}")
-    if not flags:
-        total = len(view) - begin - header_bytes
-    return Packet(
-        kind, flags, Returned(credits, replies, reports), header_bytes, total, view[begin:]
-    )
+    returned = NOTHING_RETURNED
+    if credits or replies or reports:
+        returned = _new(Returned, (credits, replies, reports))
+    return _new(Packet, (kind, flags, returned, header_bytes, total, view[begin:]))
 
 
 def _parse_segment(view: memoryview, kind: int, flags: int, header_bytes: int) -> tuple[int, int]:

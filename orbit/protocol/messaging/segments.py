@@ -7,6 +7,7 @@ needs one open frame per window. A reply may pass between the segments of a mess
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from ...errors import InternalError, PeerProtocolError, UsageError
 from .packets import (
@@ -24,6 +25,7 @@ from .packets import (
 _MORE = int(PacketFlags.MORE)
 _CONTINUED = int(PacketFlags.CONTINUED)
 _FIRST_BYTES = FIXED_BYTES + LENGTH_BYTES
+_IN_PLACE_BYTES_MIN: Final = 16 << 10  # below, a copy is cheaper than holding the packet
 
 
 def packet_count(header_bytes: int, payload_bytes: int, slab_bytes: int) -> int:
@@ -123,13 +125,15 @@ class _OpenFrame:
 
 class Assembler:
     """The open frames of one link's receiving end, at most one per window. `payload_bytes_max` is
-    the ceiling.
+    the ceiling. `in_place`: the memory of packets stays, so that long whole frames are handed on
+    as they lie there, unless they would hold more than twice their bytes.
     """
 
-    __slots__ = ("_open", "_payload_bytes_max")
+    __slots__ = ("_in_place_bytes_min", "_open", "_payload_bytes_max")
 
-    def __init__(self, payload_bytes_max: int) -> None:
+    def __init__(self, payload_bytes_max: int, *, in_place: bool = False) -> None:
         self._payload_bytes_max = payload_bytes_max
+        self._in_place_bytes_min = _IN_PLACE_BYTES_MIN if in_place else payload_bytes_max + 1
         self._open: dict[Window, _OpenFrame] = {}
 
     def add(self, packet: Packet) -> tuple[int, bytes, memoryview] | None:
@@ -146,8 +150,10 @@ class Assembler:
         if total > self._payload_bytes_max:
             raise PeerProtocolError(f"a payload of {total} bytes; limit {self._payload_bytes_max}")
         if not flags:
-            header = bytes(body[:header_bytes])
-            return kind, header, memoryview(bytes(body[header_bytes:]))
+            header, payload = bytes(body[:header_bytes]), body[header_bytes:]
+            if total < self._in_place_bytes_min or 2 * total < memoryview(payload.obj).nbytes:
+                return kind, header, memoryview(bytes(payload))
+            return kind, header, payload.toreadonly()
         frame = _OpenFrame(kind, header_bytes, total)
         frame.fill(body, _MORE)
         self._open[window] = frame

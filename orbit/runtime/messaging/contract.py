@@ -27,19 +27,29 @@ Payload = bytes | bytearray | memoryview
 
 
 class Charge:
-    """The bytes of one received message, which its link counts until `release`. Idempotent."""
+    """The bytes of one received message, which its link counts while they are held. Each method
+    changes nothing the second time.
+    """
 
-    __slots__ = ("_link", "nbytes")
+    __slots__ = ("_held", "_link", "nbytes")
 
     def __init__(self, link: MessageLink, nbytes: int) -> None:
-        self._link: MessageLink | None = link
+        self._link = link
+        self._held = True
         self.nbytes = nbytes
 
     def release(self) -> None:
         """The application is done with the message, or waits for a peer on its behalf."""
-        link, self._link = self._link, None
-        if link is not None and not link.closed:
-            link.consumed(self.nbytes)
+        if self._held:
+            self._held = False
+            if not self._link.closed:
+                self._link.consumed(self.nbytes)
+
+    def renew(self) -> None:
+        """Its answer is about to be queued, and holds it until it has left."""
+        if not self._held:
+            self._held = True
+            self._link.renewed(self.nbytes)
 
 
 CURRENT_CHARGE: ContextVar[Charge | None] = ContextVar("orbit_charge", default=None)
@@ -60,7 +70,8 @@ def release_current_charge() -> None:
 class Request(Protocol):
     """One received request, until exactly one of `answer`, `fail`, `reject_draining` and `drop`
     has settled it. Settling hands the reply to the link the request came by (or drops it when that
-    has closed, counted), releases the charge, and never raises. A second settling does nothing.
+    has closed, counted), and never raises. The charge is released when the reply has left, or with
+    the settling when there is none. A second settling does nothing.
     """
 
     @property

@@ -1,8 +1,8 @@
 """The end of a node in three steps under one deadline: gate, drain, close.
 
 The gate counts what was taken on and says no to what comes after it was shut; the shutdown waits
-for the count to fall to zero, drops what is left when the time is up, and closes. Neither knows
-what a request is.
+for the count to fall to zero and for open streams to end, drops what is left when the time is up,
+and closes. Neither knows what a request or a stream is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _log = logging.getLogger("orbit")
 
 @dataclass(frozen=True, slots=True)
 class ShutdownPolicy:
-    """How long a graceful shutdown waits for the requests that were taken on."""
+    """How long a graceful shutdown waits for the requests that were taken on, and for streams."""
 
     timeout_s: float | None = None  # None: for as long as it takes
 
@@ -30,12 +30,14 @@ class ShutdownPolicy:
 
     @classmethod
     def wait_forever(cls) -> ShutdownPolicy:
-        """Until the last handler has answered: so no handler may wait for it."""
+        """Until the last handler has answered and the last stream with a producer has ended: so no
+        handler and no end of a stream may wait for it.
+        """
         return cls()
 
     @classmethod
     def timeout(cls, seconds: float) -> ShutdownPolicy:
-        """Until the last handler has answered, or `seconds` later; then the rest is dropped."""
+        """As `wait_forever`, or until `seconds` later; then the rest is dropped."""
         return cls(seconds)
 
 
@@ -51,7 +53,7 @@ class DrainGate:
     def __init__(self) -> None:
         self._guards = 0
         self._draining = False
-        self._waiters: list[asyncio.Future[bool]] = []
+        self._waiters: list[asyncio.Future[None]] = []
         self.turned_away = 0
 
     @property
@@ -81,11 +83,11 @@ class DrainGate:
         """From now on `enter` says no. Idempotent; it is not opened again."""
         self._draining = True
 
-    def watch_idle(self) -> asyncio.Future[bool]:
-        """Resolves with True when no guard is held. The waiter stands in the list before the count
+    def watch_idle(self) -> asyncio.Future[None]:
+        """Resolves when no guard is held. The waiter stands in the list before the count
         is read, so a guard that is left in between wakes it.
         """
-        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         if self._guards == 0:
             self._wake()
@@ -95,27 +97,30 @@ class DrainGate:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
-                waiter.set_result(True)
+                waiter.set_result(None)
 
 
 class GracefulShutdown:
     """Gate, drain, close: once, however many ask for it.
 
-    `drop` gives up what is still queued or running and says how much that was; the guards of it
-    are left by the time that its tasks have ended. `close` must have its own bound.
+    `streams_idle` is awaited once no guard is held. `drop` gives up what is still queued or running
+    and says how much that was; the guards of it are left by the time that its tasks have ended.
+    `close` must have its own bound; it ends what streams are left.
     """
 
     def __init__(
         self,
         gate: DrainGate,
+        streams_idle: Callable[[], Awaitable[None]],
         drop: Callable[[], int],
         close: Callable[[], Awaitable[None]],
     ) -> None:
         self._gate = gate
+        self._streams_idle = streams_idle
         self._drop = drop
         self._close = close
         self._running: asyncio.Task[None] | None = None
-        self._idle: asyncio.Future[bool] | None = None
+        self._idle: asyncio.Task[None] | None = None
         self._timer: DeadlineTimer | None = None
         self._deadline: float | None = None
         self.dropped = 0
@@ -127,7 +132,7 @@ class GracefulShutdown:
         loop = asyncio.get_running_loop()
         if self._running is None:
             self._gate.shut()
-            self._idle = self._gate.watch_idle()
+            self._idle = loop.create_task(self._wait_idle(), name="orbit drain")
             self._timer = DeadlineTimer(self._out_of_time)
             self._running = loop.create_task(self._run(self._idle), name="orbit graceful shutdown")
         if policy.timeout_s is not None:
@@ -144,16 +149,20 @@ class GracefulShutdown:
 
     def _out_of_time(self) -> None:
         assert self._idle is not None
-        if not self._idle.done():
-            self._idle.set_result(False)
+        self._idle.cancel()
 
-    async def _run(self, idle: asyncio.Future[bool]) -> None:
+    async def _wait_idle(self) -> None:
+        await self._gate.watch_idle()
+        await self._streams_idle()
+
+    async def _run(self, idle: asyncio.Task[None]) -> None:
         try:
-            drained = await idle
+            await asyncio.wait([idle])
         finally:
             assert self._timer is not None
             self._timer.arm(None)
-        if not drained:
+            idle.cancel()
+        if idle.cancelled():
             self.dropped = self._drop()
-            _log.warning("shutting down: %d requests were dropped", self.dropped)
+            _log.warning("shutting down out of time: %d requests were dropped", self.dropped)
         await self._close()

@@ -161,13 +161,11 @@ class HandlerRegistry:
 
     def __init__(self) -> None:
         self._handlers: dict[str, Handler] = {}
+        self.find = self._handlers.get  # None: nobody has registered it
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
 
     def __iter__(self) -> Iterator[Handler]:
         return iter(list(self._handlers.values()))
-
-    def find(self, name: str) -> Handler | None:
-        return self._handlers.get(name)
 
     def add(
         self,

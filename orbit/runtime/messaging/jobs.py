@@ -20,6 +20,7 @@ from ...protocol.codec import decode, encode
 from ...protocol.messaging.call_header import Wants
 from .contract import CURRENT_CHARGE, Payload, Request
 from .handlers import Handler, Message
+from .payloads import is_plain
 
 _DETAIL_CHARACTERS_MAX: Final = 500  # of what a handler raised, as its caller is told
 
@@ -187,6 +188,8 @@ def _encoded(result: object) -> bytes:
 
 
 def _bytes_of(result: object) -> memoryview:
+    if type(result) is memoryview and is_plain(result):
+        return result
     if inspect.iscoroutine(result):
         result.close()
         raise UsageError("a plain function returned a coroutine: register the async one itself")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol
 
-from ...errors import NotAdmitted, OrbitError, RequestFailed, UnknownHandle, UsageError
+from ...errors import ClosedError, NotAdmitted, OrbitError, RequestFailed, UnknownHandle, UsageError
 from ...events import STAGED_TOTAL, Counters
 from ...model import Handle, Lease, SlotId, Transport, WorkerId
 from ...protocol.messaging.call_header import (
@@ -65,7 +65,8 @@ class LargePayloads:
         self._store = store
         self._spawn = spawn
         self._counters = counters
-        self._served: dict[SlotId, tuple[Route, Handle, OnDone]] = {}
+        # Route None: its frame was given back, and the next route has not taken it yet.
+        self._served: dict[SlotId, tuple[Route | None, Handle, OnDone]] = {}
 
     def __len__(self) -> int:
         return len(self._served)
@@ -85,8 +86,12 @@ class LargePayloads:
 
     def stage(self, route: Route, sending: Sending) -> None:
         """Take the payload out of a frame that is too long for `route`; its header names the handle
-        instead. Raises UsageError, ClosedError: the frame is as it was.
+        instead. Raises UsageError, ClosedError: the frame is as it was. One that another route gave
+        back stays staged, and belongs to this one.
         """
+        if sending.staged:
+            self._lead(sending, route)
+            return
         parsed = parse_request(sending.header)
         headers = self.serve(route, sending.payload, partial(_over, sending))
         try:
@@ -97,6 +102,10 @@ class LargePayloads:
         sending.header = pack_call(parsed.code, parsed.id, parsed.text.encode(), packed)
         sending.payload = b""
         sending.staged = True
+
+    def keep(self, sending: Sending) -> None:
+        """A staged frame was given back: its payload must outlive the route."""
+        self._lead(sending, None)
 
     def unstage(self, sending: Sending) -> None:
         """A staged frame was given up before it left."""
@@ -144,17 +153,28 @@ class LargePayloads:
 
     # --- within -----------------------------------------------------------------------------------
 
+    def _lead(self, sending: Sending, route: Route | None) -> None:
+        text = parse_request(sending.header).headers[STAGED_KEY]
+        slot_id = Handle.parse(text).slot_id
+        before, handle, on_done = self._served[slot_id]
+        self._served[slot_id] = (route, handle, on_done)
+        if before is not None:
+            before.staged -= 1
+        if route is not None:
+            route.staged += 1
+
     def _finish(self, slot_id: SlotId, error: OrbitError | None) -> None:
         route, handle, on_done = self._served.pop(slot_id)
-        route.staged -= 1
+        if route is not None:
+            route.staged -= 1
         self._spawn(self._withdraw(handle), f"withdraw {handle}")
         on_done(error)
 
     async def _withdraw(self, handle: Handle) -> None:
         try:
             await self._store.withdraw(handle)
-        except UnknownHandle:
-            pass
+        except (UnknownHandle, ClosedError):
+            pass  # gone already, or the node closes, which takes back whatever it serves
         except OrbitError as error:
             _log.warning("a staged payload: %s", error)
 

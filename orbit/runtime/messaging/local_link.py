@@ -64,6 +64,9 @@ class LocalLink:
         self._unconsumed_bytes -= charge
         self._schedule()
 
+    def renewed(self, charge: int) -> None:
+        self._unconsumed_bytes += charge
+
     async def ping(self, timeout_s: float) -> float:
         if self._closed:
             raise ClosedError("the link of this node to itself")

@@ -114,6 +114,7 @@ class Messenger:
             pending=self._pending,
             open_route=self._open_route,
             stage=self._large.stage,
+            keep=self._large.keep,
             unstage=self._large.unstage,
             spawn=around.spawn,
             on_failed=self._on_failed,

@@ -18,7 +18,6 @@ from .contract import Payload
 from .draining import ShutdownPolicy
 from .handlers import Dispatch
 from .health import Health
-from .messenger import Messenger
 from .results import OnError, SendResult
 from .service import MessagingService
 from .serving import Function, Serving
@@ -60,14 +59,16 @@ class MessagingCalls:
         Awaiting the result waits for admission: the frame was handed to the wire. At the bound
         (`messaging.queue_frames`, `queue_bytes`) it fails with BudgetExceeded and nothing was
         queued; with `wait` it stands in line instead, in order. `timeout` bounds that (None:
-        `timeouts.call_s`). `on_error` is called once if the message fails, also after admission.
+        `timeouts.call_s`). `on_error` is called once if the message fails, also after admission;
+        what a dying TCP connection, or a peer that shuts down, took along unseen is not told by
+        message but by event (`sync` knows).
 
         Up to `messaging.eager_max_bytes` the payload is the caller's again at once. A longer one is
         served from the caller's memory, and the result resolves when the peer has fetched it.
         Raises UsageError and ClosedError at once; the result fails with NotAdmitted (nothing left),
         OutcomeUnknown, PathUnavailable (a demanded transport), BudgetExceeded, DeadlineExceeded.
         """
-        sending = self._messenger().issue(
+        sending = self._messages().messenger.issue(
             peer,
             name,
             payload,
@@ -98,7 +99,7 @@ class MessagingCalls:
         Beside what `send` fails with: RequestFailed (the handler raised, or there is none),
         PeerDraining, OutcomeUnknown (the link ended before the answer).
         """
-        sending = self._messenger().issue(
+        sending = self._messages().messenger.issue(
             peer,
             name,
             payload,
@@ -126,7 +127,7 @@ class MessagingCalls:
         """As `sync`; the result is what the handler returned, read-only. A handler that returns
         nothing gives an empty answer.
         """
-        sending = self._messenger().issue(
+        sending = self._messages().messenger.issue(
             peer,
             name,
             payload,
@@ -157,7 +158,7 @@ class MessagingCalls:
         Raises UsageError for a value that has no encoding; the result fails with
         RequestFailed("decode") for an answer that has none.
         """
-        sending = self._messenger().issue(
+        sending = self._messages().messenger.issue(
             peer,
             name,
             _encoded(value),
@@ -175,7 +176,7 @@ class MessagingCalls:
         """Wait until a send to `peer` would be admitted; others may be faster to use the room.
         Raises DeadlineExceeded, NotAdmitted.
         """
-        await self._messenger().capacity(peer, timeout)
+        await self._messages().messenger.capacity(peer, timeout)
 
     # --- handlers ---------------------------------------------------------------------------------
 
@@ -277,19 +278,18 @@ class MessagingCalls:
         return await self._serving.check_health(peer, timeout)
 
     def begin_drain(self) -> None:
-        """From now on new requests are turned away (PeerDraining at their senders); those that were
-        taken on are finished, and this node may still send. Idempotent.
+        """From now on new requests are turned away: calls fail with PeerDraining at their callers,
+        plain sends are counted at both ends. Those that were taken on are finished, and this node
+        may still send. Idempotent.
         """
         self._serving.begin_drain()
 
     async def graceful_shutdown(self, policy: ShutdownPolicy = _WAIT_FOREVER) -> None:
-        """Drain, wait for what was taken on as long as `policy` says, then close. Idempotent;
-        concurrent callers share it, and the soonest of their deadlines holds.
+        """Drain, wait for what was taken on and for streams with a producer, as long as `policy`
+        says, then close. Idempotent; concurrent callers share it, and the soonest of their
+        deadlines holds.
         """
         await self._serving.graceful_shutdown(policy)
-
-    def _messenger(self) -> Messenger:
-        return self._messages().messenger
 
 
 def _encoded(value: object) -> bytes:

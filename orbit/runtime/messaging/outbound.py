@@ -35,12 +35,14 @@ _CERTAIN = (NotAdmitted, UsageError, BudgetExceeded, OutcomeUnknown)
 @dataclass(frozen=True, slots=True)
 class OutboundSettings:
     """What the outbound sides of one node share. `open_route` finds or opens a link; `stage` takes
-    a payload out of a frame that is too long for the route, and raises what keeps it from that.
+    a payload out of a frame that is too long for the route, and raises what keeps it from that;
+    `keep` holds it while no route has the frame.
     """
 
     pending: PendingCalls
     open_route: Callable[[WorkerId, PathName | None], Awaitable[Route]]
     stage: Callable[[Route, Sending], None]
+    keep: Callable[[Sending], None]
     spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
     unstage: Callable[[Sending], None]
     on_failed: Callable[[WorkerId, OrbitError], None]
@@ -91,7 +93,7 @@ class Outbound:
 
     def send(self, sending: Sending, *, wait: bool) -> None:
         """Issue it now. At the bound it waits in line, or fails as full."""
-        nbytes = sending.nbytes
+        nbytes = len(sending.header) + len(sending.payload)
         if self.admission.admit(nbytes):
             sending.charged = nbytes
             self._put(sending)
@@ -142,16 +144,16 @@ class Outbound:
 
     def on_posted(self, sending: Sending) -> None:
         charged, sending.charged = sending.charged, None
-        if charged is not None:
-            self.admission.release(charged)
-            if self.admission.waiting:
-                self._pump_soon()
+        if charged is not None and self.admission.release(charged):
+            self._pump_soon()
 
     def on_given_back(self, sending: Sending) -> None:
         """The link was closed by agreement before it left: the next one takes it."""
         if sending.settled:
             return
         self._settings.pending.unbind(sending)
+        if sending.staged:
+            self._settings.keep(sending)
         self._lines[sending.wanted].returned.append(sending)
         self._loop.call_soon(self.resume)
 
@@ -216,7 +218,7 @@ class Outbound:
     def _hand_over(self, route: Route, sending: Sending) -> None:
         settings = self._settings
         limit = route.link.ceiling_bytes
-        if len(sending.payload) > min(limit, settings.payload_bytes_max):
+        if sending.staged or len(sending.payload) > min(limit, settings.payload_bytes_max):
             try:
                 settings.stage(route, sending)
             except OrbitError as error:

@@ -13,6 +13,8 @@ def payload_of(payload: object, copied_bytes_max: int) -> bytes | memoryview:
     """Bytes of its own up to `copied_bytes_max`, so that the caller may change its buffer at once;
     a view of the caller's memory above. Raises UsageError for what is no contiguous buffer.
     """
+    if type(payload) is bytearray and len(payload) <= copied_bytes_max:
+        return bytes(payload)
     export = BufferExport(payload)
     view = export.view
     if view.nbytes > copied_bytes_max:
@@ -21,6 +23,13 @@ def payload_of(payload: object, copied_bytes_max: int) -> bytes | memoryview:
     del view
     export.release()
     return data
+
+
+def is_plain(view: memoryview) -> bool:
+    """Whether it is one piece of unsigned bytes already, as received payloads are: a BufferExport
+    of it would be the same view.
+    """
+    return view.format == "B" and view.ndim == 1 and view.contiguous
 
 
 def transport_of(value: object) -> PathName | None:

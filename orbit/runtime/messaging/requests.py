@@ -31,7 +31,34 @@ _log = logging.getLogger("orbit")
 _DETAIL_CHARACTERS_MAX = 4096  # of an error's text; a person reads it
 _RESPONSE = int(PacketKind.RESPONSE)
 _ACK = int(PacketKind.ACK)
+_SHUTTING_DOWN = int(PacketKind.SHUTTING_DOWN)
+# Plain integers, since a header's code is one: comparing it with a member costs more.
+_WANTS_RESPONSE = int(Wants.RESPONSE)
+_WANTS_ACK = int(Wants.ACK)
+_OK = int(Outcome.OK)
 _WANTS = tuple(Wants)  # by code: calling the enum costs more than the rest of the property
+
+
+class ReplyFrame(OutgoingFrame):
+    """A reply on its way out. It holds the charge of its request until it has left: a peer that
+    takes no replies gets no credit for further requests.
+    """
+
+    __slots__ = ("_charge",)
+
+    def __init__(
+        self, kind: int, header: bytes, payload: memoryview | bytes, charge: Charge
+    ) -> None:
+        self.kind = kind
+        self.header = header
+        self.payload = payload
+        self._charge = charge
+
+    def posted(self) -> None:
+        self._charge.release()
+
+    def failed(self, error: OrbitError) -> None:
+        self._charge.release()
 
 
 class ReceivedRequest:
@@ -45,9 +72,13 @@ class ReceivedRequest:
         "_staged",
         "charge",
         "headers",
+        "name",
         "payload",
         "route",
+        "sender",
         "settled",
+        "staged",
+        "wants",
     )
 
     def __init__(
@@ -61,6 +92,8 @@ class ReceivedRequest:
         counters: Counters,
     ) -> None:
         self.route = route
+        self.sender: PeerIdentity = route.peer
+        self.name = parsed.text
         self.payload = payload
         self.charge = charge
         self.settled = False
@@ -69,30 +102,18 @@ class ReceivedRequest:
         self._large = large
         self._counters = counters
         self._staged: str | None = None
+        self.staged = False
+        self.wants = _WANTS[parsed.code]
         self.headers: Mapping[str, str] = parsed.headers
         if parsed.headers:
             self._staged = parsed.headers.get(STAGED_KEY)
+            self.staged = self._staged is not None
             self.headers = {k: v for k, v in parsed.headers.items() if not k.startswith("_")}
         route.serving += 1
 
-    @property
-    def sender(self) -> PeerIdentity:
-        return self.route.peer
-
-    @property
-    def name(self) -> str:
-        return self._parsed.text
-
-    @property
-    def wants(self) -> Wants:
-        return _WANTS[self._parsed.code]
-
-    @property
-    def staged(self) -> bool:
-        return self._staged is not None
-
     async def load(self) -> None:
         text, self._staged = self._staged, None
+        self.staged = False
         if text is not None:
             self.payload = await self._large.fetch(self.route, text)
 
@@ -100,10 +121,12 @@ class ReceivedRequest:
         if self.settled:
             return
         wants = self._parsed.code
-        if wants == Wants.RESPONSE:
+        if wants == _WANTS_RESPONSE:
             self._respond(b"" if payload is None else payload)
-        elif wants == Wants.ACK:
-            self._reply(_ACK, pack_call(Outcome.OK, self._parsed.id))
+        elif wants == _WANTS_ACK:
+            self._reply(_ACK, pack_call(_OK, self._parsed.id))
+        else:
+            self.charge.release()
         self._settle()
 
     def fail(self, reason: str, detail: str = "") -> None:
@@ -116,12 +139,13 @@ class ReceivedRequest:
         if self.settled:
             return
         self._counters.add(REJECTIONS_TOTAL, reason="drain_rejected")
-        self._reply(PacketKind.SHUTTING_DOWN, self._header)
+        self._reply(_SHUTTING_DOWN, self._header)
         self._staged = None  # the echo says it
         self._settle()
 
     def drop(self) -> None:
         if not self.settled:
+            self.charge.release()
             self._settle()
 
     # --- within -----------------------------------------------------------------------------------
@@ -138,12 +162,13 @@ class ReceivedRequest:
                 return
             payload = b""
         call_id = self._parsed.id
-        header = pack_call(Outcome.OK, call_id, b"", headers) if headers else pack_call(0, call_id)
+        header = pack_call(_OK, call_id, b"", headers) if headers else pack_call(_OK, call_id)
         self._reply(_RESPONSE, header, payload)
 
     def _reply_error(self, reason: str, detail: str) -> None:
         wants = self._parsed.code
         if wants == Wants.NOTHING:
+            self.charge.release()
             return
         kind = _RESPONSE if wants == Wants.RESPONSE else _ACK
         text = reason.encode()[:NAME_BYTES_MAX]
@@ -155,9 +180,12 @@ class ReceivedRequest:
         link = self.route.link
         if link.closed:
             self._counters.add(REPLIES_DROPPED_TOTAL, reason="link_closed")
+            self.charge.release()
             return
-        body = payload if isinstance(payload, bytes) else memoryview(payload)
-        link.send(OutgoingFrame(kind, header, body))
+        body = payload if type(payload) is bytes else memoryview(payload)
+        charge = self.charge
+        charge.renew()
+        link.send(ReplyFrame(kind, header, body, charge))
 
     def _settle(self) -> None:
         self.settled = True
@@ -165,7 +193,6 @@ class ReceivedRequest:
         if self._staged is not None:
             self._large.refuse(self.route, self._staged)
             self._staged = None
-        self.charge.release()
 
 
 def _nothing(error: OrbitError | None) -> None:

@@ -27,7 +27,7 @@ OnError = Callable[[OrbitError], None]
 
 class SendState(StrEnum):
     """Where a send stands. Of a call, DONE means that it was answered; of a plain send, that the
-    peer's memory has it.
+    wire confirmed it: by RDMA the peer's memory has it, by TCP this host's kernel.
     """
 
     PENDING = "pending"
@@ -80,7 +80,9 @@ class Sending(OutgoingFrame):
     def __init__(
         self, owner: SendingOwner, kind: int, header: bytes, payload: memoryview | bytes
     ) -> None:
-        super().__init__(kind, header, payload)
+        self.kind = kind
+        self.header = header
+        self.payload = payload
         self.owner = owner
 
     # --- verdicts of the link ---

@@ -35,13 +35,18 @@ class Serving:
         self._shutdown: GracefulShutdown | None = None
 
     def attach(
-        self, caller: Caller, idle_close_s: float | None, close: Callable[[], Awaitable[None]]
+        self,
+        caller: Caller,
+        idle_close_s: float | None,
+        streams_idle: Callable[[], Awaitable[None]],
+        close: Callable[[], Awaitable[None]],
     ) -> None:
-        """The node is open. `close` closes it."""
+        """The node is open. `streams_idle` waits until its streams end, `close` closes it."""
         self._caller = caller
         self._health = HealthChecks(caller)
         self._idle = IdleSweep(caller, idle_close_s)
-        self._shutdown = GracefulShutdown(self.dispatcher.gate, self.dispatcher.drop, close)
+        dispatcher = self.dispatcher
+        self._shutdown = GracefulShutdown(dispatcher.gate, streams_idle, dispatcher.drop, close)
 
     def link_opened(self, route: Route) -> None:
         """A message link is open, whoever opened it."""

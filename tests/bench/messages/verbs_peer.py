@@ -7,6 +7,7 @@ progress mode is `spin` (poll in a Python loop) or `event` (arm, asyncio reader,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -118,11 +119,11 @@ class End:
 
 def _channel_fd() -> int:
     """pyverbs 44 hides the channel's descriptor; it is the newest infinibandevent file."""
-    found = [
-        int(name)
-        for name in os.listdir("/proc/self/fd")
-        if "infinibandevent" in os.readlink(f"/proc/self/fd/{name}")
-    ]
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            if "infinibandevent" in os.readlink(f"/proc/self/fd/{name}"):
+                found.append(int(name))
     return max(found)
 
 

@@ -70,6 +70,20 @@ def test_messages_are_paid_until_none_is_left() -> None:
     assert book.may_send(MESSAGE)
 
 
+@pytest.mark.parametrize("kind", [MESSAGE, *REPLIES])
+def test_try_take_is_may_send_and_take(kind: PacketKind) -> None:
+    windows = Windows(8, 4)
+    one, other = (CreditBook(windows, windows, 100) for _ in range(2))
+    for _ in range(10):
+        may = other.may_send(kind)
+        assert one.try_take(kind) is may
+        if may:
+            other.take(kind)
+        for window in Window:
+            assert one.available(window) == other.available(window)
+    assert not one.may_send(kind)
+
+
 @pytest.mark.parametrize("kind", REPLIES)
 def test_replies_share_their_own_window(kind: PacketKind) -> None:
     book = CreditBook(Windows(1, 1), Windows(1, 1), 100)

@@ -221,3 +221,26 @@ def test_any_stream_of_packets_stays_within_two_ceilings(
             return
         assert assembler.open_bytes <= 128
         assert whole is None or len(whole[2]) <= 64
+
+
+def test_a_long_frame_is_handed_on_in_place_and_checked_all_the_same() -> None:
+    assembler = Assembler(60_000, in_place=True)
+
+    def add(flags: int, payload: bytes, total: int | None = None) -> object:
+        head = pack_head(MESSAGE, flags, Returned(), 3, total)
+        memory = memoryview(head + b"abc" + payload)
+        added = assembler.add(parse_packet(memory))
+        return added and (*added, added[2].obj is memory.obj)
+
+    for nbytes, in_place in ((10, False), (50_000, True), (60_000, True)):
+        payload = pattern(nbytes)
+        assert add(0, payload) == (MESSAGE, b"abc", payload, in_place)
+    short = memoryview(bytes(100_000) + pack_head(MESSAGE, 0, Returned(), 0) + bytes(20_000))
+    added = assembler.add(parse_packet(short[100_000:]))
+    assert added is not None
+    assert added[2].obj is not short.obj  # it would keep six times its bytes
+    with pytest.raises(PeerProtocolError, match="60001 bytes"):
+        add(0, pattern(60_001))
+    assert add(MORE, b"x", 50_000) is None
+    with pytest.raises(PeerProtocolError, match="before the last one is whole"):
+        add(0, pattern(50_000))

@@ -97,6 +97,9 @@ class FakeLink:
     def consumed(self, charge: int) -> None:
         self.consumed_bytes += charge
 
+    def renewed(self, charge: int) -> None:
+        self.consumed_bytes -= charge
+
     async def ping(self, timeout_s: float) -> float:
         return 0.0
 

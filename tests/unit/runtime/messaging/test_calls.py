@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -29,7 +30,7 @@ from orbit.protocol.messaging.call_header import (
     parse_request,
 )
 from orbit.protocol.messaging.packets import PacketKind
-from orbit.runtime.messaging.contract import CURRENT_CHARGE, Charge
+from orbit.runtime.messaging.contract import CURRENT_CHARGE, Charge, Request
 from orbit.runtime.messaging.results import SendState
 from tests.unit.runtime.messaging.fake_links import (
     PEER,
@@ -337,6 +338,47 @@ def test_a_handler_that_waits_for_a_peer_gives_its_charge_back_first() -> None:
 
     async def _outcome(call: object) -> None:
         await call  # type: ignore[misc]
+
+    on_stage(play)
+
+
+def test_a_request_is_charged_until_its_answer_has_left() -> None:
+    async def play(stage: Stage) -> None:
+        link = await stage.connect()
+        link.hold = True
+        settle_by: list[Callable[[Request], None]] = [
+            lambda got: got.answer(b"result"),
+            lambda got: got.fail("failed"),
+            lambda got: got.reject_draining(),
+        ]
+        for way in settle_by:
+            link.receive(MESSAGE, request(Wants.RESPONSE, 7), charge=600)
+            way(stage.arrivals.requests[-1])
+            assert link.consumed_bytes == 0
+        link.receive(MESSAGE, request(Wants.NOTHING, 0), charge=50)
+        stage.arrivals.requests[-1].answer()
+        assert link.consumed_bytes == 50, "nothing leaves for it"
+        link.post(2)
+        assert link.consumed_bytes == 1250
+        link.post(1)
+        assert link.consumed_bytes == 1850
+
+    on_stage(play)
+
+
+def test_an_answer_takes_the_charge_again_that_its_handler_gave_back() -> None:
+    async def play(stage: Stage) -> None:
+        link = await stage.connect()
+        link.hold = True
+        link.receive(MESSAGE, request(Wants.RESPONSE, 7), charge=600)
+        (got,) = stage.arrivals.requests
+        got.charge.release()  # it waits for a peer
+        assert link.consumed_bytes == 600
+        got.answer(b"result")
+        assert link.consumed_bytes == 0
+        link.post(1)
+        link.confirm()
+        assert link.consumed_bytes == 600
 
     on_stage(play)
 

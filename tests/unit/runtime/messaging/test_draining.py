@@ -17,7 +17,12 @@ class Rig:
     def __init__(self) -> None:
         self.gate = DrainGate()
         self.steps: list[str] = []
-        self.shutdown = GracefulShutdown(self.gate, self.drop, self.close)
+        self.no_streams = asyncio.Event()
+        self.no_streams.set()
+        self.shutdown = GracefulShutdown(self.gate, self.streams_idle, self.drop, self.close)
+
+    async def streams_idle(self) -> None:
+        await self.no_streams.wait()
 
     def drop(self) -> int:
         dropped = self.gate.guards
@@ -54,7 +59,7 @@ def test_a_waiter_is_woken_by_the_last_guard_and_not_by_one_before() -> None:
         assert not any(w.done() for w in waiters)
         waiters[0].cancel()
         gate.leave()
-        assert waiters[1].result()
+        assert waiters[1].done()
         assert gate.watch_idle().done()  # nothing is held: at once
 
     run_virtual(main())
@@ -86,6 +91,22 @@ def test_waiting_for_ever_closes_after_the_last_guard() -> None:
         assert rig.steps == ["close"]
         await rig.shutdown.run(ShutdownPolicy.timeout(0))  # idempotent
         assert rig.steps == ["close"]
+
+    run_virtual(main())
+
+
+def test_streams_hold_the_shutdown_up_until_its_time_is_over() -> None:
+    async def main() -> None:
+        for ends in (True, False):
+            rig = Rig()
+            rig.no_streams.clear()
+            running = asyncio.create_task(rig.shutdown.run(ShutdownPolicy.timeout(60)))
+            await asyncio.sleep(30)
+            assert rig.steps == []
+            if ends:
+                rig.no_streams.set()
+            await running
+            assert rig.steps == (["close"] if ends else ["drop 0", "close"])
 
     run_virtual(main())
 
