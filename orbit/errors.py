@@ -135,6 +135,11 @@ class PeerLost(PeerError):
 
     code = "peer_lost"
 
+    @staticmethod
+    def cause_of(error: BaseException) -> str:
+        """What to pass on as `cause`: another loss' own, so that sentences do not nest."""
+        return error.cause if isinstance(error, PeerLost) else str(error)
+
     def __init__(self, peer: str, cause: str) -> None:
         super().__init__(
             f"{peer}: connection lost ({cause}); the outcome of calls in flight is unknown"

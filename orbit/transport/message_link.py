@@ -311,7 +311,7 @@ class PacketLink:
     def _end_as_text(self) -> str:
         if self._parting.agreed:
             return "the link was closed by agreement"
-        return "the link was closed" if self._cause is None else str(self._cause)
+        return "the link was closed" if self._cause is None else PeerLost.cause_of(self._cause)
 
 
 def _problem_of(frame: OutgoingFrame, payload_bytes_max: int) -> str:

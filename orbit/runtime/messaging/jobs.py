@@ -124,8 +124,10 @@ class Job:
             counts.finished(time.perf_counter() - begin)
         counts.failures += 1
         self._owner.failed("handler", "failed")
-        cancelled = isinstance(error, asyncio.CancelledError)
-        _log.error("handler %s failed", self.handler.name, exc_info=None if cancelled else error)
+        if isinstance(error, asyncio.CancelledError):  # by a shutdown, most of the time
+            _log.warning("handler %s was cancelled", self.handler.name)
+        else:
+            _log.error("handler %s failed", self.handler.name, exc_info=error)
         self.request.fail("failed", _detail_of(error))
         self._close()
 

@@ -19,6 +19,7 @@ from ...errors import (
     DeadlineExceeded,
     OrbitError,
     OutcomeUnknown,
+    PeerLost,
     UsageError,
 )
 from ...events import (
@@ -308,7 +309,7 @@ class Messenger:
             return
         so_far = self._closed_traffic.get(route.transport) or Traffic(route.transport)
         self._closed_traffic[route.transport] = so_far.plus(link.statistics())
-        cause = "" if error is None else str(error)
+        cause = "" if error is None else PeerLost.cause_of(error)
         unknown = OutcomeUnknown(str(route.peer), cause or "the link was closed")
         for sending in self._pending.lose(route):
             if sending.fail(unknown):

@@ -21,6 +21,7 @@ from ...errors import (
     OrbitError,
     OutcomeUnknown,
     PathUnavailable,
+    PeerLost,
     UsageError,
 )
 from ...model import PathName, WorkerId
@@ -159,7 +160,7 @@ class Outbound:
 
     def on_failed(self, sending: Sending, error: OrbitError) -> None:
         if not isinstance(error, _CERTAIN):
-            known = OutcomeUnknown(self.peer, str(error))
+            known = OutcomeUnknown(self.peer, PeerLost.cause_of(error))
             known.__cause__ = error
             error = known
         self._give_up(sending, error)

@@ -1,8 +1,8 @@
 """Messages side by side, interleaved, as Markdown tables: `compare.py tcp` on this host,
 `compare.py rdma` inside the two-host lab. Figures, no verdict.
 
-TCP: a plain C ping-pong is the limit, pyzmq the peer; one end on each of two processors. RDMA: twice
-`ib_send_lat` and a bare pyverbs ping-pong in the same boot are what a link is compared with.
+TCP: a plain C ping-pong is the limit, pyzmq the peer; one end on each of two processors. RDMA:
+twice `ib_send_lat` and a bare pyverbs ping-pong in the same boot are what a link is compared with.
 """
 
 from __future__ import annotations

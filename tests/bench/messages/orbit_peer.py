@@ -1,7 +1,8 @@
 """Round trips and one-way messages by orbit, as a messenger and as the bare link below it.
 
-`serve` prints its address and answers; `run ADDRESS` measures. The bare link is the messenger's own,
-with its client replaced once it is open: the same wire, credits and packets, and nothing above them.
+`serve` prints its address and answers; `run ADDRESS` measures. The bare link is the messenger's
+own, with its client replaced once it is open: the same wire, credits and packets, and nothing above
+them.
 """
 
 from __future__ import annotations
