@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test unit softroce lab demo bench soak check clean
+.PHONY: help setup lint format test unit softroce vm-transfers vm-messages lab demo bench soak check clean
 
 BIN := .venv/bin
 SETUP_FLAGS ?=
@@ -28,8 +28,15 @@ format: setup ## rewrite the sources in the project's format
 unit: setup ## every test that needs no RDMA device and no VM
 	$(BIN)/python -m pytest --ignore=tests/lab --ignore=tests/softroce $(PYTEST_FLAGS)
 
-softroce: setup ## the tests that need a device, in one boot of the SoftRoCE VM
-	$(LAB) -- $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/softroce
+# One boot keeps one core busy, so two of them side by side take the time of one.
+softroce: setup ## the tests that need a device, in two boots of the SoftRoCE VM
+	@$(MAKE) --no-print-directory -j2 --output-sync=target vm-transfers vm-messages
+
+vm-transfers:
+	$(LAB) -- $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/softroce --ignore-glob='*/test_message*'
+
+vm-messages:
+	$(LAB) -- $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/softroce/test_message*.py
 
 lab: setup ## the tests of the VM itself, from the outside
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) tests/lab
