@@ -62,11 +62,13 @@ class PollerContract:
     @pytest.mark.parametrize("batch", [1, 3, 64])
     def test_everything_once_and_in_order(self, rig: Rig, batch: int) -> None:
         with polled(rig) as poller:
-            for lap in range(4):
-                post_empty_reads(rig, 70 * lap, 70)
-                found = woken(poller, 70, batch)
-                assert [done.wr_id for done in found] == list(range(70 * lap, 70 * lap + 70))
-                assert {done.status for done in found} == {status.SUCCESS}
+            # Few at a time: the thread that polls takes a core from the device when it is software,
+            # and a long queue would then outlast its retries.
+            for first in range(0, 280, 20):
+                post_empty_reads(rig, first, 20)
+                found = woken(poller, 20, batch)
+                assert [done.wr_id for done in found] == list(range(first, first + 20))
+                assert [done for done in found if done.status != status.SUCCESS] == []
 
     def test_each_time_that_the_ring_stops_being_empty_it_wakes(self, rig: Rig) -> None:
         with polled(rig) as poller:
