@@ -59,8 +59,8 @@ def test_a_consumer_that_stands_still_holds_its_senders_back(hosts: Hosts) -> No
     greet(hosts.c, hosts.a)
     hosts.b.do("shut", shut=True)
     hosts.a.begin("push", "push", to="b", nbytes=4096, count=PUSHES, timeout=0.5)
-    time.sleep(1.5)
-    assert min(hosts.a.statistics()["credits"]) == 0
+    wait_until(lambda: min(hosts.a.statistics()["credits"]) == 0)
+    time.sleep(1)  # some deadlines pass
     # The bound, and what was on its way when it was reached.
     (waiting,) = hosts.b.statistics()["unconsumed_bytes"]
     assert 64 * KIB <= waiting <= (64 + 16 * 8) * KIB
@@ -97,9 +97,10 @@ def test_both_sides_only_send(hosts: Hosts) -> None:
         host.do("shut", shut=True)
     for sender, to in ((hosts.a, "b"), (hosts.b, "a")):
         sender.begin("push", "push", to=to, nbytes=4096, count=100, timeout=0.3)
-    time.sleep(2)
     for host in (hosts.a, hosts.b):
-        assert host.statistics()["queued_frames"] > 0
+        wait_until(lambda host=host: host.statistics()["queued_frames"] > 0)  # type: ignore[misc]
+    time.sleep(1)  # some deadlines pass
+    for host in (hosts.a, hosts.b):
         host.do("shut", shut=False)
     for sender, receiver in ((hosts.a, hosts.b), (hosts.b, hosts.a)):
         push = sender.finish("push")
