@@ -8,6 +8,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from orbit.cli.failures import ExitStatus
 
 TIMEOUT_S = 300.0
@@ -35,6 +37,10 @@ def test_a_file_moves_over_rdma() -> None:
     assert report["owner_packets"] >= report["owner_packets_min"] >= BYTES // 4096
 
 
+@pytest.mark.skipif(
+    os.environ.get("ORBIT_SOAK") != "1",
+    reason="in `make soak`: 40 s on an emulated processor for what test_node.py has of the switch",
+)
 def test_the_kill_switch_takes_tcp_and_says_so() -> None:
     done = demo("--size", str(BYTES), ORBIT_RDMA_RENDEZVOUS_DISABLE="1")
     assert done.returncode == ExitStatus.OK, done.stderr

@@ -203,8 +203,10 @@ def test_a_failed_read_falls_back_once_and_the_path_recovers(hosts: Hosts) -> No
     assert (got["path"], got["reason"], got["same"]) == ("tcp", "get_failed", True)
     assert got["decisions"] == {consumer_decision("tcp", "get_failed"): 1}
     hosts.wait_for_no_lease()
+    handle = hosts.owner.ask("register", nbytes=MIB, pinned=True)["handle"]
+    short = {**ticket, "handle": handle, "nbytes": MIB}
     deadline = time.monotonic() + HANG_S
-    while hosts.consumer.ask("get", **ticket)["path"] != "rdma":
+    while hosts.consumer.ask("get", **short)["path"] != "rdma":
         assert time.monotonic() < deadline
         time.sleep(0.5)
 
