@@ -92,6 +92,48 @@ class Posting:
         self.on_completion = on_completion
 
 
+class Connecting:
+    """The transitions of one queue pair to RTS, which may outlast whoever waited for them."""
+
+    __slots__ = ("_done",)
+
+    def __init__(self) -> None:
+        self._done: asyncio.Future[None] | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        """All of them were made, in time or later."""
+        done = self._done
+        return done is not None and done.done() and done.exception() is None
+
+    async def run(
+        self,
+        what: str,
+        offload: Offload,
+        native: NativeQueuePair,
+        steps: Sequence[QueuePairAttributes],
+        timeout_s: float,
+    ) -> None:
+        """Make them, off the loop. Raises DeviceError, DeadlineExceeded."""
+
+        def modify() -> None:
+            for attributes in steps:
+                native.modify(attributes)
+
+        self._done = offload.start(modify)
+        await finish(what, timeout_s, self._done)
+
+    async def settle(self, deadline: float, timeout_s: float) -> None:
+        """A modify in progress, perhaps blocked for a second, uses the object still. Raises
+        DeadlineExceeded, naming `timeout_s`.
+        """
+        if self._done is not None and not self._done.done():
+            left_s = max(0.0, deadline - asyncio.get_running_loop().time())
+            await asyncio.wait([self._done], timeout=left_s)
+            if not self._done.done():
+                raise DeadlineExceeded("a modify in progress", timeout_s)
+
+
 FailedHandler = Callable[[OrbitError], None]
 
 
@@ -114,7 +156,7 @@ class BulkQueuePair:
         self._config = config
         self._on_failed = on_failed
         self._outstanding: dict[int, tuple[Posting, bool]] = {}  # by wr_id; bool: a receive
-        self._connecting: asyncio.Future[None] | None = None
+        self._connecting = Connecting()
         self._draining: asyncio.Task[None] | None = None
         self._progress = asyncio.Event()  # something completed while draining
         self.state = QueuePairState.IDLE
@@ -159,13 +201,10 @@ class BulkQueuePair:
             raise BusyError(f"queue pair {self.qp_num} is {self.state.value}")
         steps = connect_steps(local, remote, self._config)
 
-        def modify() -> None:
-            for attributes in steps:
-                self._native.modify(attributes)
-
-        self._connecting = self._offload.start(modify)
         try:
-            await finish("connecting a queue pair", timeout_s, self._connecting)
+            await self._connecting.run(
+                "connecting a queue pair", self._offload, self._native, steps, timeout_s
+            )
         except (DeviceError, DeadlineExceeded) as error:
             self.fail(error)
             raise
@@ -267,29 +306,15 @@ class BulkQueuePair:
     async def _drain(self) -> None:
         deadline = asyncio.get_running_loop().time() + self._config.drain_timeout_s
         try:
-            await self._wait_connecting(deadline)
+            await self._connecting.settle(deadline, self._config.drain_timeout_s)
             # Before it was ready nothing was posted, and nothing could be bound or answered.
-            if self._was_ready:
+            if self._connecting.succeeded:
                 markers = await self._to_error_state(deadline)
                 await self._wait_flushed(markers, deadline)
         except (DeviceError, DeadlineExceeded) as error:
             self._draining = None  # a later call may find the device better
             raise Unquiesced(f"queue pair {self.qp_num}", 0, str(error)) from error
         self.state = QueuePairState.DRAINED
-
-    @property
-    def _was_ready(self) -> bool:
-        """All three transitions succeeded, in time or later."""
-        done = self._connecting
-        return done is not None and done.done() and done.exception() is None
-
-    async def _wait_connecting(self, deadline: float) -> None:
-        """A modify in progress, perhaps blocked for a second, uses the object still."""
-        left_s = max(0.0, deadline - asyncio.get_running_loop().time())
-        if self._connecting is not None and not self._connecting.done():
-            await asyncio.wait([self._connecting], timeout=left_s)
-            if not self._connecting.done():
-                raise DeadlineExceeded("a modify in progress", self._config.drain_timeout_s)
 
     async def _to_error_state(self, deadline: float) -> list[_Marker]:
         """Move to ERR, with a marker behind everything on each queue that is not empty.

@@ -23,10 +23,10 @@ from ...errors import (
 )
 from .. import records
 from ..device import DeviceContext
-from ..offload import finish
 from ..outcomes import take_exception
 from ..provider import NativeQueuePair, NativeSharedReceive, QueuePairCaps
 from ..queue_pair import (
+    Connecting,
     LocalEnd,
     QueuePairState,
     RemoteEnd,
@@ -68,7 +68,7 @@ class MessageQueuePair:
         self._lane = lane
         self._config = config
         self._client: QueuePairClient | None = None
-        self._connecting: asyncio.Future[None] | None = None
+        self._connecting = Connecting()
         self._draining: asyncio.Task[None] | None = None
         self._progress = asyncio.Event()  # something completed while draining
         self._drain_state = _DrainState(awaits_last_receive)
@@ -138,13 +138,14 @@ class MessageQueuePair:
         """
         steps = connect_steps(local, remote, self._config)
 
-        def modify() -> None:
-            for attributes in steps:
-                self._native.modify(attributes)
-
-        self._connecting = self._device.offload.start(modify)
         try:
-            await finish("connecting a message queue pair", timeout_s, self._connecting)
+            await self._connecting.run(
+                "connecting a message queue pair",
+                self._device.offload,
+                self._native,
+                steps,
+                timeout_s,
+            )
         except (DeviceError, DeadlineExceeded) as error:
             self.fail(error)
             raise
@@ -227,9 +228,9 @@ class MessageQueuePair:
     async def _close(self) -> None:
         deadline = asyncio.get_running_loop().time() + self._config.drain_timeout_s
         try:
-            await self._wait_connecting(deadline)
+            await self._connecting.settle(deadline, self._config.drain_timeout_s)
             # Before it was ready nothing was posted, and no packet was taken.
-            if self._was_ready and self.state is QueuePairState.FAILED:
+            if self._connecting.succeeded and self.state is QueuePairState.FAILED:
                 await self._to_error_state(deadline)
                 await self._wait_flushed(deadline)
             self._lane.poll()  # packets that came before the error state: their slabs go back
@@ -242,20 +243,6 @@ class MessageQueuePair:
             raise Unquiesced(f"message queue pair {self.qp_num}", 0, str(error)) from error
         self._lane.remove(self)
         self.state = QueuePairState.CLOSED
-
-    @property
-    def _was_ready(self) -> bool:
-        """All three transitions succeeded, in time or later."""
-        done = self._connecting
-        return done is not None and done.done() and done.exception() is None
-
-    async def _wait_connecting(self, deadline: float) -> None:
-        """A modify in progress, perhaps blocked for a second, uses the object still."""
-        if self._connecting is not None and not self._connecting.done():
-            left_s = max(0.0, deadline - asyncio.get_running_loop().time())
-            await asyncio.wait([self._connecting], timeout=left_s)
-            if not self._connecting.done():
-                raise DeadlineExceeded("a modify in progress", self._config.drain_timeout_s)
 
     async def _to_error_state(self, deadline: float) -> None:
         """ERR, and a marker whose flush comes behind every send. One that is refused never flushes:
