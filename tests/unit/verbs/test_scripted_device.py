@@ -6,7 +6,6 @@ import errno
 import gc
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -33,7 +32,7 @@ from orbit.verbs.turn import (
     pack_send_with_inv,
     pack_write,
 )
-from tests.contract.turn_rig import DEPTH, Rig, closing, expected, made_rig
+from tests.contract.turn_rig import DEPTH, Rig, expected, made_rig
 from tests.contract.turn_suite import BindContract, QueueContract, TurnContract
 
 
@@ -43,25 +42,6 @@ def scripted_rig(*, rxe: bool) -> tuple[Rig, ScriptedFabric]:
     fabric.add_device("fakeb1")
     provider = ScriptedProvider(fabric)
     return made_rig(provider, "fakea1", provider, "fakeb1", not rxe), fabric
-
-
-@pytest.fixture(params=[False, True], ids=["specification", "rxe"])
-def fabric(request: pytest.FixtureRequest) -> ScriptedFabric:
-    fabric = ScriptedFabric(rxe=request.param)
-    fabric.add_device("fakea1")
-    fabric.add_device("fakeb1")
-    return fabric
-
-
-@pytest.fixture
-def rig(fabric: ScriptedFabric) -> Iterator[Rig]:
-    provider = ScriptedProvider(fabric)
-    made = made_rig(provider, "fakea1", provider, "fakeb1", not fabric.rxe)
-    yield from closing(made)
-    for device in fabric.devices.values():
-        assert device.counters().live_objects == 0
-        assert not device.counters().misuse
-        assert not device.panicked
 
 
 class TestTurnOnTheFake(TurnContract):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -26,26 +25,8 @@ from tests.contract.shared_receive_suite import (
     next_event,
     no_event,
 )
-from tests.contract.turn_rig import PATIENCE_S, Endpoint, Rig, closing, made_rig
+from tests.contract.turn_rig import PATIENCE_S, Endpoint, Rig, made_rig
 from tests.contract.turn_suite import readable
-
-
-@pytest.fixture(params=[False, True], ids=["specification", "rxe"])
-def fabric(request: pytest.FixtureRequest) -> ScriptedFabric:
-    fabric = ScriptedFabric(rxe=request.param)
-    fabric.add_device("fakea1")
-    fabric.add_device("fakeb1")
-    return fabric
-
-
-@pytest.fixture
-def rig(fabric: ScriptedFabric) -> Iterator[Rig]:
-    provider = ScriptedProvider(fabric)
-    made = made_rig(provider, "fakea1", provider, "fakeb1", not fabric.rxe)
-    yield from closing(made)
-    for device in fabric.devices.values():
-        assert device.counters().live_objects == 0
-        assert not device.counters().misuse
 
 
 class TestSharedReceivesOnTheFake(SharedReceiveContract):
