@@ -42,11 +42,11 @@ from ..protocol.messages import (
 )
 from ..protocol.paths import BACKEND_VERBS, decide_offer
 from ..transport.interface import Exposure, Progress, Session
+from ..transport.timer import DeadlineTimer
 from .paths import Paths
 from .retained import retain
 from .runner import TaskRunner
 from .sinks import Sink
-from .timer import DeadlineTimer
 
 _log = logging.getLogger("orbit")
 

@@ -51,9 +51,9 @@ from ..protocol.connection import (
 from ..protocol.endpoint import Endpoint
 from ..protocol.messages import Hello
 from ..transport.interface import ControlLink
+from ..transport.timer import DeadlineTimer
 from .runner import TaskRunner
 from .session import ControlSession
-from .timer import DeadlineTimer
 
 _log = logging.getLogger("orbit")
 

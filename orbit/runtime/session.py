@@ -43,8 +43,8 @@ from ..protocol.calls import (
 from ..protocol.framing import FrameKind, SendFrame
 from ..protocol.messages import Hello, Message
 from ..transport.interface import CallHandler, ControlLink, PacketRoute, Reply
+from ..transport.timer import DeadlineTimer
 from .heartbeat import Heartbeat
-from .timer import DeadlineTimer
 
 _log = logging.getLogger("orbit")
 _PACKET = int(FrameKind.PACKET)

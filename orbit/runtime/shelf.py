@@ -17,10 +17,10 @@ from ..events import LeaseEnded, MemoryRetained, Recorder
 from ..model import Handle, LeaseId, SlotId, WorkerId
 from ..protocol.slots import FreeSlot, RetainSlot, RetractLease, SlotEffect, SlotStore
 from ..transport.interface import DataPath, Exposure, Session
+from ..transport.timer import DeadlineTimer
 from .retained import retain
 from .runner import TaskRunner
 from .staging import Staged
-from .timer import DeadlineTimer
 
 _log = logging.getLogger("orbit")
 

@@ -40,10 +40,10 @@ from ..protocol.grants import (
     Start,
 )
 from ..transport.interface import Progress
+from ..transport.timer import DeadlineTimer
 from . import records
 from .admission import SendAdmission, Share
 from .counters import PathCounters
-from .deadline_timer import DeadlineTimer
 from .device import DeviceContext
 from .outcomes import settle, take_exception
 from .queue_pair import BulkQueuePair, Posting, QueuePairState, RemoteEnd, completion_error

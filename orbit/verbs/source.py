@@ -52,9 +52,9 @@ from ..protocol.grants import (
     WindowFreeFailed,
 )
 from ..transport.interface import PinnedBuffer
+from ..transport.timer import DeadlineTimer
 from . import records
 from .counters import PathCounters
-from .deadline_timer import DeadlineTimer
 from .device import DeviceContext
 from .outcomes import settle, take_exception
 from .queue_pair import BulkQueuePair, Posting, QueuePairState, RemoteEnd, completion_error

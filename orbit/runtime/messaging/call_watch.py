@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, Protocol
 
 from ...errors import DeadlineExceeded, OrbitError, PeerLost
-from ..timer import DeadlineTimer
+from ...transport.timer import DeadlineTimer
 from .routes import Route
 
 

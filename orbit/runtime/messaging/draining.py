@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from ...errors import UsageError
-from ..timer import DeadlineTimer
+from ...transport.timer import DeadlineTimer
 
 _log = logging.getLogger("orbit")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from ..timer import DeadlineTimer
+from ...transport.timer import DeadlineTimer
 from .contract import Caller
 from .routes import Route
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..timer import DeadlineTimer
+from ...transport.timer import DeadlineTimer
 from .handlers import OrderedConfig, Overflow
 
 _log = logging.getLogger("orbit")

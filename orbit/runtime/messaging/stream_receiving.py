@@ -27,7 +27,7 @@ from ...protocol.streams import receiver as machines
 from ...protocol.streams.ends import EndKind, StreamEnd, StreamWindow
 from ...protocol.streams.frames import TERMINALS, Note, NoteKind
 from ...protocol.streams.handle import StreamHandle
-from ..timer import DeadlineTimer
+from ...transport.timer import DeadlineTimer
 from .contract import release_current_charge
 from .routes import Route
 from .stream_frames import ItemStore, StreamFrame

@@ -21,7 +21,7 @@ from ...protocol.streams import sender as machines
 from ...protocol.streams.ends import EndKind, StreamEnd, StreamWindow
 from ...protocol.streams.frames import Note, NoteKind
 from ...protocol.streams.handle import StreamHandle
-from ..timer import DeadlineTimer
+from ...transport.timer import DeadlineTimer
 from .routes import Route
 from .stream_frames import ItemStore, StreamFrame
 

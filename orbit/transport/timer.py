@@ -1,4 +1,7 @@
-"""One event-loop timer that follows a machine's deadline. Unarmed, it costs nothing."""
+"""One event-loop timer that follows a machine's deadline. Unarmed, it costs nothing.
+
+It stands here because the shells above, runtime and verbs, both need it and never see each other.
+"""
 
 from __future__ import annotations
 

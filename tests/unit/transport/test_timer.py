@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from orbit.runtime.timer import DeadlineTimer
+from orbit.transport.timer import DeadlineTimer
 
 Run = Callable[[Any], Any]
 
