@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .config import MessagingConfig, NodeConfig, RdmaConfig, RendezvousConfig, TimeoutConfig
+from .config import (
+    MessagingConfig,
+    NodeConfig,
+    RdmaConfig,
+    RdmaPoolConfig,
+    RendezvousConfig,
+    TimeoutConfig,
+)
 from .errors import (
     BudgetExceeded,
     BusyError,
@@ -23,6 +30,7 @@ from .errors import (
     NotAdmitted,
     OrbitError,
     OutcomeUnknown,
+    OutOfRange,
     PathFailed,
     PathUnavailable,
     PeerDraining,
@@ -32,6 +40,7 @@ from .errors import (
     PeerRefused,
     PeerRestarted,
     PeerUnreachable,
+    RegisterOwnedError,
     RequestFailed,
     StreamError,
     TransferFailed,
@@ -39,8 +48,19 @@ from .errors import (
     UnknownPeer,
     Unquiesced,
     UsageError,
+    WrongDirection,
 )
-from .model import Handle, Lease, Metadata, PathName, PathReason, PeerIdentity, Transport
+from .model import (
+    Deregistered,
+    Direction,
+    Handle,
+    Lease,
+    Metadata,
+    PathName,
+    PathReason,
+    PeerIdentity,
+    Transport,
+)
 
 if TYPE_CHECKING:
     from .availability import Availability, available
@@ -54,6 +74,11 @@ if TYPE_CHECKING:
         OrderedConfig,
         Overflow,
         PinnedPayload,
+        PinnedWriter,
+        Put,
+        RegionGuard,
+        RegionSlice,
+        RegionWatch,
         RegisterOptions,
         SendResult,
         SendState,
@@ -73,7 +98,9 @@ __all__ = [
     "CompletionError",
     "ConfigError",
     "DeadlineExceeded",
+    "Deregistered",
     "DeviceError",
+    "Direction",
     "Dispatch",
     "Handle",
     "Health",
@@ -91,6 +118,7 @@ __all__ = [
     "NotAdmitted",
     "OrbitError",
     "OrderedConfig",
+    "OutOfRange",
     "OutcomeUnknown",
     "Overflow",
     "PathFailed",
@@ -106,8 +134,15 @@ __all__ = [
     "PeerRestarted",
     "PeerUnreachable",
     "PinnedPayload",
+    "PinnedWriter",
+    "Put",
     "RdmaConfig",
+    "RdmaPoolConfig",
+    "RegionGuard",
+    "RegionSlice",
+    "RegionWatch",
     "RegisterOptions",
+    "RegisterOwnedError",
     "RendezvousConfig",
     "RequestFailed",
     "SendResult",
@@ -124,6 +159,7 @@ __all__ = [
     "UnknownPeer",
     "Unquiesced",
     "UsageError",
+    "WrongDirection",
     "__version__",
     "available",
 ]
@@ -140,6 +176,11 @@ _LAZY = {
     "OrderedConfig": "node",
     "Overflow": "node",
     "PinnedPayload": "node",
+    "PinnedWriter": "node",
+    "Put": "node",
+    "RegionGuard": "node",
+    "RegionSlice": "node",
+    "RegionWatch": "node",
     "RegisterOptions": "node",
     "SendResult": "node",
     "SendState": "node",

@@ -25,8 +25,14 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
+# rdma_min_bytes <= DEFAULT_THRESHOLD < DEFAULT_CHUNK_SIZE: a payload that is staged because it is
+# large is then large enough for the RDMA path from its first byte over the threshold.
+DEFAULT_THRESHOLD = 256 * KIB  # payloads of messages above it travel by rendezvous
+DEFAULT_CHUNK_SIZE = 512 * KIB  # of the TCP path: what is copied or sent under one look at the gate
+EP_IDLE_TIMEOUT_FLOOR = 0.5  # seconds; smaller values rise to it
+
 _U64_MAX = (1 << 64) - 1
-_LEASE_TIMEOUT_FLOOR_S = 0.001  # 0 means "no deadline" on the wire, so nothing may round to it
+LEASE_TIMEOUT_FLOOR = 0.001  # 0 means "no deadline" on the wire, so nothing may round to it
 _TRUE = frozenset({"1", "true", "yes", "on"})  # a kill switch must not fire on a typo
 
 KILL_SWITCH = "ORBIT_RDMA_RENDEZVOUS_DISABLE"
@@ -39,6 +45,30 @@ _ELSEWHERE_PREFIXES = ("ORBIT_LAB",)
 PROGRESS_MODES = ("event", "spin", "polling")
 
 _log = logging.getLogger("orbit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RdmaPoolConfig:
+    """Registered memory. Bytes are what the kernel pins: whole pages, once per device."""
+
+    initial_arena_bytes: int = 64 * MIB  # the first pooled arena; each later one has twice as much
+    max_arena_bytes: int = GIB  # the largest pooled arena
+    dedicated_arena_min: int = 64 * MIB  # pieces from here on get an arena of their own
+    registered_bytes_budget: int = GIB  # of arenas, regions and per-operation registrations
+    arena_reclaim_after: float | None = None  # seconds an arena must be empty; None: kept
+    retain_arena_bytes: int = 64 * MIB  # of pooled arenas, which reclamation leaves mapped
+
+    def __post_init__(self) -> None:
+        _check_range("rdma.pool.initial_arena_bytes", self.initial_arena_bytes, 4096, 1 << 40)
+        _check_range(
+            "rdma.pool.max_arena_bytes", self.max_arena_bytes, self.initial_arena_bytes, 1 << 40
+        )
+        _check_range("rdma.pool.dedicated_arena_min", self.dedicated_arena_min, 4096, 1 << 48)
+        budget = self.registered_bytes_budget
+        _check_range("rdma.pool.registered_bytes_budget", budget, 0, 1 << 48)
+        if self.arena_reclaim_after is not None:
+            _check_seconds("rdma.pool.arena_reclaim_after", self.arena_reclaim_after)
+        _check_range("rdma.pool.retain_arena_bytes", self.retain_arena_bytes, 0, 1 << 48)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +85,9 @@ class RdmaConfig:
     pkey: int | None = None
     require_range: bool = False  # refuse a device that does not enforce a window's range
     bulk_width: int = 2  # queue pairs of one bulk array
-    arena_bytes: int = 64 * MIB  # the pool's arena, mapped at the first pinned registration
-    registered_bytes_budget: int = GIB
+    pool: RdmaPoolConfig = field(default_factory=RdmaPoolConfig)
+    shutdown_timeout: float = 30.0  # bound on giving registrations back at an unbounded shutdown
+    drop_dereg_timeout: float = 30.0  # bound on the deregistration that a dropped guard starts
     window_key_indices_max: int = 65_536
     device_timeout_s: float = 2.0  # bound on one connect or teardown step
     # How completions of messages are found (D10): "event" sleeps in the event loop, "spin" polls
@@ -70,8 +101,8 @@ class RdmaConfig:
         _check_range("rdma.gid_index", self.gid_index, 0, 65_535)
         _check_range("rdma.pkey", self.pkey, 0, 0xFFFF)
         _check_range("rdma.bulk_width", self.bulk_width, 1, 64)
-        _check_range("rdma.arena_bytes", self.arena_bytes, 4096, 1 << 40)
-        _check_range("rdma.registered_bytes_budget", self.registered_bytes_budget, 0, 1 << 48)
+        _check_seconds("rdma.shutdown_timeout", self.shutdown_timeout)
+        _check_seconds("rdma.drop_dereg_timeout", self.drop_dereg_timeout)
         _check_range("rdma.window_key_indices_max", self.window_key_indices_max, 1, 1 << 24)
         _check_seconds("rdma.device_timeout_s", self.device_timeout_s)
         if self.progress not in PROGRESS_MODES:
@@ -92,16 +123,22 @@ class RendezvousConfig:
 
     enabled: bool = True  # the kill switch of the RDMA path, for both roles
     rdma_min_bytes: int = 64 * KIB  # pinned payloads below it are served by TCP
-    lease_timeout_s: float = 30.0  # life of an RDMA lease without a renewal
+    lease_timeout: float = 30.0  # seconds; life of a lease without a renewal
     inline_max_bytes: int = 64 * KIB  # payloads up to it ride on the acquire answer
     payload_max_bytes: int | None = None  # the largest payload this node fetches
+    # Payloads of messages that peers send by rendezvous because they are large:
+    staged_fetch_timeout: float | None = None  # seconds for one fetch; stream items are exempt
+    staged_payload_max: int | None = None  # the largest; checked before anything is allocated
 
     def __post_init__(self) -> None:
         _check_range("rendezvous.rdma_min_bytes", self.rdma_min_bytes, 0, _U64_MAX)
         # The answer must fit one control frame (1 MiB) with its headers.
         _check_range("rendezvous.inline_max_bytes", self.inline_max_bytes, 0, 512 * KIB)
         _check_range("rendezvous.payload_max_bytes", self.payload_max_bytes, 0, _U64_MAX)
-        _check_seconds("rendezvous.lease_timeout_s", self.lease_timeout_s)
+        _check_range("rendezvous.staged_payload_max", self.staged_payload_max, 0, _U64_MAX)
+        if self.staged_fetch_timeout is not None:
+            _check_seconds("rendezvous.staged_fetch_timeout", self.staged_fetch_timeout)
+        _check_seconds("rendezvous.lease_timeout", self.lease_timeout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,14 +149,14 @@ class MessagingConfig:
     credits: int = 64  # slabs of messages and stream items that a peer may have on their way
     reply_credits: int = 16  # slabs of replies; at least a quarter of `credits`
     slab_bytes: int = 8 * KIB  # one receive buffer of a device
-    eager_max_bytes: int = 256 * KIB  # longer payloads travel by rendezvous
+    eager_max_bytes: int = DEFAULT_THRESHOLD  # longer payloads travel by rendezvous
     inbound_max_bytes: int = 8 * MIB  # of one peer's messages that no handler has finished yet
     queue_frames: int = 1024  # of one peer, waiting to leave
     queue_bytes: int = 16 * MIB
     outstanding_calls: int = 65_535  # of this node, all peers together
     receive_slabs: int = 1024  # of one device's shared receive queue; bounds peers with RDMA links
-    eager_wireup: bool = False  # open the link when a peer is added: a hint, nobody waits for it
-    idle_close_s: float | None = None  # close links that were idle so long; None: never
+    eager_endpoints: bool = False  # open the link when a peer is added: a hint, nobody waits for it
+    ep_idle_timeout: float | None = None  # close links that were idle so long; None: never
     ready_timeout_s: float = 3.0  # an RDMA link that is not ready by then: TCP for this connection
     ping_timeout_s: float = 2.0
     heartbeat_s: float = 5.0  # of streams; three missed ones end a stream
@@ -146,10 +183,8 @@ class MessagingConfig:
         _check_range("messaging.queue_bytes", self.queue_bytes, self.eager_max_bytes, 1 << 40)
         _check_range("messaging.outstanding_calls", self.outstanding_calls, 1, 65_535)
         _check_range("messaging.receive_slabs", self.receive_slabs, 32, 32_767)
-        if self.idle_close_s is not None:
-            _check_seconds("messaging.idle_close_s", self.idle_close_s)
-            if self.idle_close_s < 0.5:
-                raise ConfigError("messaging.idle_close_s", self.idle_close_s, "is below 0.5")
+        if self.ep_idle_timeout is not None:
+            _check_seconds("messaging.ep_idle_timeout", self.ep_idle_timeout)
         for name in ("ready_timeout_s", "ping_timeout_s", "heartbeat_s"):
             _check_seconds(f"messaging.{name}", getattr(self, name))
 
@@ -235,8 +270,8 @@ def resolve(config: NodeConfig, environ: Mapping[str, str] | None = None) -> Nod
     rendezvous = config.rendezvous
     if env.get(KILL_SWITCH, "").strip().lower() in _TRUE:
         rendezvous = replace(rendezvous, enabled=False)
-    if rendezvous.lease_timeout_s < _LEASE_TIMEOUT_FLOOR_S:
-        rendezvous = replace(rendezvous, lease_timeout_s=_LEASE_TIMEOUT_FLOOR_S)
+    if rendezvous.lease_timeout < LEASE_TIMEOUT_FLOOR:
+        rendezvous = replace(rendezvous, lease_timeout=LEASE_TIMEOUT_FLOOR)
     transport = parse_transport("transport", config.transport)
     if text := env.get("ORBIT_TRANSPORT"):
         transport = parse_transport("ORBIT_TRANSPORT", text)

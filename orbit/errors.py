@@ -244,6 +244,31 @@ class UnknownHandle(OrbitError):
         self.handle = handle
 
 
+class WrongDirection(UsageError):
+    """A destination was asked for its bytes, or a payload was to be written."""
+
+    code = "direction"
+
+
+class OutOfRange(UsageError):
+    """Bytes were named that do not lie within the memory they were named of."""
+
+    code = "out_of_range"
+
+
+class RegisterOwnedError(OrbitError):
+    """Memory was not registered. `buffer` is the caller's object, given back untouched; the reason
+    is `cause` (BudgetExceeded: the routine one).
+    """
+
+    code = "register_owned"
+
+    def __init__(self, cause: OrbitError, buffer: object) -> None:
+        super().__init__(f"the buffer was not registered: {cause}", hint=cause.hint)
+        self.cause = cause
+        self.buffer = buffer
+
+
 class LeaseError(OrbitError):
     """A lease is unknown, ended already, or belongs to another handle."""
 

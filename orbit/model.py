@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import NewType
 
 from .errors import UsageError
@@ -58,6 +58,22 @@ class PathName(StrEnum):
     RDMA = "rdma"
     TCP = "tcp"
     LOCAL = "local"
+
+
+class Direction(IntEnum):
+    """What a consumer does with an owner's memory under a lease, and a requester with a source's
+    under a grant. The numbers are those of the wire.
+    """
+
+    READ = 1
+    WRITE = 2
+
+
+class Deregistered(StrEnum):
+    """How a region's registration ended. Either way the memory is the caller's again."""
+
+    DRAINED = "drained"  # what was in flight had ended
+    DRAIN_TIMED_OUT = "drain_timed_out"  # what was in flight was ended by force
 
 
 class Transport(StrEnum):

@@ -16,14 +16,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from .config import NodeConfig, resolve
+from .config import EP_IDLE_TIMEOUT_FLOOR, NodeConfig, resolve
 from .errors import ClosedError, ConfigError, DeviceError, UsageError
 from .events import EventSink, Recorder
 from .model import (
-    Handle,
     Incarnation,
-    Lease,
-    Metadata,
     PathName,
     PathReason,
     PeerIdentity,
@@ -43,6 +40,7 @@ from .protocol.messages import Hello, Limits, RailHint
 from .protocol.messaging.credits import Windows
 from .protocol.messaging.packets import FIXED_BYTES, HEADER_BYTES_MAX, LENGTH_BYTES
 from .protocol.streams.handle import StreamHandle
+from .runtime.handle_calls import HandleCalls
 from .runtime.messaging.draining import ShutdownPolicy
 from .runtime.messaging.handlers import Dispatch, Message, OrderedConfig, Overflow
 from .runtime.messaging.health import Health, HealthKind
@@ -53,11 +51,12 @@ from .runtime.messaging.results import SendResult, SendState
 from .runtime.messaging.service import MessagingService
 from .runtime.messaging.serving import Serving
 from .runtime.messaging.stream_objects import StreamInbox, StreamSender
+from .runtime.options import Put, RegisterOptions
 from .runtime.paths import Paths
 from .runtime.peer import IncomingLink, OpenedLink
-from .runtime.rendezvous import NodeStatistics, RegisterOptions, Rendezvous
-from .runtime.sinks import PinnedPayload
-from .transport.interface import Progress
+from .runtime.regions import RegionGuard, RegionSlice, RegionWatch
+from .runtime.rendezvous import NodeStatistics, Rendezvous
+from .runtime.sinks import PinnedPayload, PinnedWriter
 from .transport.messages import LinkLimits, MessageTransport
 from .transport.tcp_dial import DialOptions, dial
 from .transport.tcp_listener import ListenOptions, TcpListener
@@ -77,6 +76,11 @@ __all__ = [
     "OrderedConfig",
     "Overflow",
     "PinnedPayload",
+    "PinnedWriter",
+    "Put",
+    "RegionGuard",
+    "RegionSlice",
+    "RegionWatch",
     "RegisterOptions",
     "SendResult",
     "SendState",
@@ -89,7 +93,7 @@ __all__ = [
 _log = logging.getLogger("orbit")
 
 
-class Node(MessagingCalls):
+class Node(HandleCalls, MessagingCalls):
     """One process's endpoint: registers data under handles, fetches by the handles of others, and
     sends, calls and streams to the handlers of others.
 
@@ -146,7 +150,9 @@ class Node(MessagingCalls):
             _check_demand(config, paths)
             service = _messaging_on(rendezvous, config, paths, self._serving, self._recorder)
             self._service = service
-            idle_close_s = config.messaging.idle_close_s
+            idle_close_s = config.messaging.ep_idle_timeout
+            if idle_close_s is not None:
+                idle_close_s = max(idle_close_s, EP_IDLE_TIMEOUT_FLOOR)
             streams_idle = service.streams.wait_idle
             self._serving.attach(service.messenger, idle_close_s, streams_idle, self.close)
             self._listener = await _listen(config, paths, self._hello, self._accept)
@@ -185,112 +191,15 @@ class Node(MessagingCalls):
         return self.address.identity
 
     def add_peer(self, address: NodeAddress | bytes | str) -> PeerIdentity:
-        """Remember where a node is. No I/O: the first use dials (with `messaging.eager_wireup`, a
-        message link is opened in the background). Raises UsageError.
+        """Remember where a node is. No I/O: the first use dials (with `messaging.eager_endpoints`,
+        a message link is opened in the background). Raises UsageError.
         """
         identity = self._open().add_peer(address)
-        if self._config.messaging.eager_wireup:
+        if self._config.messaging.eager_endpoints:
             self._messages().messenger.wire_up(identity)
         return identity
 
-    # --- owner ------------------------------------------------------------------------------------
-
-    async def register_data(self, buffer: object, options: RegisterOptions | None = None) -> Handle:
-        """Serve `buffer` (anything contiguous with the buffer protocol) without copying it.
-
-        The node holds a buffer export, so dropping every other reference is fine; changing the
-        bytes is not, until the slot is gone. One reference. Raises UsageError.
-        """
-        return await self._open().register_data(buffer, options)
-
-    async def register_data_pinned(
-        self, buffer: object, options: RegisterOptions | None = None
-    ) -> Handle:
-        """Copy `buffer` into registered memory, from where it can be read by RDMA.
-
-        Where that cannot be had the copy goes to plain memory, and the reason is counted (budget,
-        pool_exhausted, kill_switch, or why there is no device). The buffer is the caller's again
-        when this returns. Raises UsageError for what is no contiguous buffer, and nothing else.
-        """
-        return await self._open().register_data_pinned(buffer, options)
-
-    async def withdraw(self, handle: Handle) -> None:
-        """Take a payload of this node back, whoever still reads it. Its memory is free afterwards.
-
-        Raises UnknownHandle; Unquiesced when a reader's end could not be proven, and the memory
-        stays held then.
-        """
-        await self._open().withdraw(handle)
-
-    # --- consumer ---------------------------------------------------------------------------------
-
-    async def metadata(self, handle: Handle) -> Metadata:
-        """Size, references and whether it is pinned, as of now. Takes no lock. Raises
-        UnknownHandle.
-        """
-        return await self._open().metadata(handle)
-
-    async def get(
-        self,
-        handle: Handle,
-        *,
-        transport: Transport | str | None = None,
-        timeout: float | None = None,
-    ) -> tuple[memoryview, Lease]:
-        """The payload in fresh memory, read-only, and the lease that keeps it staged at its owner.
-
-        `transport` None: the node's. "rdma" and "tcp" are demands, "auto" may fall back once; the
-        lease tells path and reason. A handle of this node is copied, whatever the transport.
-        `timeout` (seconds, for all of it) None: only silence ends it.
-        Raises UnknownPeer, UnknownHandle, PeerError, PathUnavailable, PathFailed, DeadlineExceeded,
-        TransferFailed. No lease is left behind then, nor when the caller is cancelled.
-        """
-        return await self._open().get(handle, transport=transport, timeout=timeout)
-
-    async def get_into(
-        self,
-        handle: Handle,
-        dest: object,
-        *,
-        transport: Transport | str | None = None,
-        timeout: float | None = None,
-        progress: Progress | None = None,
-    ) -> Lease:
-        """As `get`, into the front of `dest`: writable, contiguous, at least as long as the
-        payload.
-
-        `dest` is in use until this returns or raises, also after a cancellation, and its bytes are
-        undefined after an error. `progress` is told the bytes that have arrived so far.
-        """
-        return await self._open().get_into(
-            handle, dest, transport=transport, timeout=timeout, progress=progress
-        )
-
-    async def get_pinned(
-        self,
-        handle: Handle,
-        *,
-        transport: Transport | str | None = None,
-        timeout: float | None = None,
-    ) -> tuple[PinnedPayload, Lease]:
-        """As `get`, into this node's registered memory, which the caller frees. Raises
-        PathUnavailable where there is none.
-        """
-        return await self._open().get_pinned(handle, transport=transport, timeout=timeout)
-
-    async def ref_handle(self, handle: Handle) -> None:
-        """Add one reference, for one more consumer that will release. Raises UnknownHandle."""
-        await self._open().ref_handle(handle)
-
-    async def detach(self, handle: Handle, lease: Lease) -> None:
-        """Give the lease back; the handle stays usable. When the connection to the owner has ended,
-        so has the lease, and nothing happens. Raises LeaseError for one that was given back before.
-        """
-        await self._open().detach(handle, lease)
-
-    async def release(self, handle: Handle, lease: Lease) -> None:
-        """As `detach`, and drop one reference: at zero the owner frees the slot."""
-        await self._open().release(handle, lease)
+    # --- how it is --------------------------------------------------------------------------------
 
     def statistics(self) -> NodeStatistics:
         """Slots, leases, sessions, memory, messaging and counters, as one frozen value."""
@@ -387,12 +296,12 @@ def _messaging_on(
         transports=transports,
         priority=_priority(config),
         missing=missing,
-        store=rendezvous,
+        store=rendezvous.payloads,
         session_to=rendezvous.session_to,
         spawn=rendezvous.spawn,
         recorder=recorder,
     )
-    service = MessagingService(around, serving, rendezvous, packets)
+    service = MessagingService(around, serving, rendezvous.payloads, packets)
     rendezvous.carry(service)
     return service
 
@@ -483,8 +392,7 @@ def _rdma_path_config(config: NodeConfig) -> RdmaPathConfig:
         pkey=rdma.pkey,
         require_range=rdma.require_range,
         width=rdma.bulk_width,
-        arena_bytes=rdma.arena_bytes,
-        registered_bytes_budget=rdma.registered_bytes_budget,
+        pool=rdma.pool,
         window_key_indices_max=rdma.window_key_indices_max,
         connect_timeout_s=rdma.device_timeout_s,
         drain_timeout_s=rdma.device_timeout_s,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from ..config import NodeConfig, RdmaConfig
+from ..config import NodeConfig, RdmaConfig, RdmaPoolConfig
 from ..model import Handle, PathReason, Transport
 from ..node import Node, RegisterOptions
 from ..protocol.ticket import Ticket
@@ -83,7 +83,9 @@ def serve(
         advertise=advertise,
         secret_file=secret_file,
         transport=transport,
-        rdma=RdmaConfig(arena_bytes=max(arena_bytes, _ARENA_BYTES_MIN)),
+        rdma=RdmaConfig(
+            pool=RdmaPoolConfig(initial_arena_bytes=max(arena_bytes, _ARENA_BYTES_MIN))
+        ),
     )
     try:
         run(_serve(config, files, pinned, as_json))

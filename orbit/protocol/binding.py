@@ -11,13 +11,12 @@ from __future__ import annotations
 import hmac
 import struct
 from dataclasses import dataclass, field, fields
-from enum import IntEnum
 from hashlib import blake2b
 from operator import attrgetter
 from typing import Final, Self
 
 from ..errors import PeerProtocolError
-from ..model import Address, PeerIdentity, RemoteKey
+from ..model import Address, Direction, PeerIdentity, RemoteKey
 from .codec import decode, encode
 from .descriptor import Descriptor, DescriptorError
 from .messages import Message
@@ -36,13 +35,6 @@ _CHECK_BYTES = 8
 _ID_BYTES = 16
 _U32_MAX = (1 << 32) - 1
 assert _LAYOUT.size == BINDING_BYTES
-
-
-class Direction(IntEnum):
-    """What the requester does with the source's memory."""
-
-    READ = 1
-    WRITE = 2
 
 
 class BindingError(ValueError):

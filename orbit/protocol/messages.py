@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, ClassVar, Self
 
 from ..errors import PeerProtocolError
-from ..model import Handle, LeaseId, SlotId, WorkerId
+from ..model import Direction, Handle, LeaseId, SlotId, WorkerId
 
 U64_MAX = (1 << 64) - 1
 
@@ -232,19 +232,23 @@ class MetadataReply(Message):
 
 @dataclass(frozen=True, slots=True)
 class RdmaOffer(Message):
-    """The consumer can read by RDMA: these descriptor backends, through this array of bulk queue
-    pairs.
+    """The consumer can read (or write) by RDMA: these descriptor backends, through this array of
+    bulk queue pairs. `pieces_max`: how many descriptors of one answer it can take; a payload of
+    more pieces is refused with `no_offer`.
     """
 
     backends: tuple[str, ...]
     array: int = 0
+    pieces_max: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class AcquireRequest(Message):
     """Take a read lock and let the owner choose the path. `rdma` None: no offer. `inline_max`
     bytes may ride on the answer. `skip_threshold`: the caller demanded RDMA, so rdma_min_bytes
-    does not apply (D12).
+    does not apply (D12). `lease_ms`: the consumer renews within that time also a lease of the TCP
+    path, and wants it to end otherwise (0: no deadline, as before). `direction` 2: write `nbytes`
+    bytes at `offset`; an owner from before it reads on, and its answer names no direction.
     """
 
     METHOD: ClassVar[str] = "_rv_acquire"
@@ -252,12 +256,25 @@ class AcquireRequest(Message):
     rdma: RdmaOffer | None = None
     inline_max: int = 0
     skip_threshold: bool = False
+    lease_ms: int = 0
+    direction: int = int(Direction.READ)
+    offset: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GrantPiece(Message):
+    """One more piece of a payload that lies in several registrations or ranges."""
+
+    descriptor: bytes
+    grant: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class RdmaAnswer(Message):
-    """The 29-byte descriptor with its key, and the grant record beside it (D2). `total_len`
-    is the payload's size, so that a consumer can check and allocate before it decodes anything.
+    """The 29-byte descriptor with its key, and the grant record beside it (D2), of the first piece;
+    `rest` has those of the others, in payload order. `total_len` is the payload's size (the bytes
+    to write), so that a consumer can check and allocate before it decodes anything.
     """
 
     lease_id: int
@@ -265,17 +282,23 @@ class RdmaAnswer(Message):
     grant: bytes
     lease_timeout_ms: int = 0
     total_len: int = 0
+    rest: tuple[GrantPiece, ...] = ()
+    direction: int = int(Direction.READ)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyAnswer(Message):
-    """The chunked path. `inline` carries the whole payload if it fits the request's inline_max."""
+    """The TCP path. `inline` carries the whole payload if it fits the request's inline_max.
+    `lease_timeout_ms` 0: the lease has no deadline.
+    """
 
     lease_id: int
     transfer_id: int
     total_len: int
     reason: str = "no_offer"
     inline: bytes | None = None
+    lease_timeout_ms: int = 0
+    direction: int = int(Direction.READ)
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,9 +367,10 @@ class BulkMember(Message):
 
 @dataclass(frozen=True, slots=True)
 class ConnectBulkRequest(Message):
-    """(Re)connect members of one READ array, requester to source. `rail` is the requester's,
-    `source_gid` the rail of the source that the requester chose. `attempt` rises with each
-    rebuild; an older one is refused.
+    """(Re)connect members of one array of bulk queue pairs, requester to source. `rail` is the
+    requester's, `source_gid` the rail of the source that the requester chose. `attempt` rises with
+    each rebuild; an older one is refused. `direction`: what the requester will do. A reply that
+    does not repeat it comes from a source that knows READ only.
     """
 
     METHOD: ClassVar[str] = "_connect_bulk"
@@ -357,6 +381,7 @@ class ConnectBulkRequest(Message):
     members: tuple[BulkMember, ...]
     rd_atomic: int = 1
     connection: bytes = b""  # the requester's connection incarnation, 16 bytes, for the binding
+    direction: int = int(Direction.READ)
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +390,7 @@ class ConnectBulkReply(Message):
     members: tuple[BulkMember, ...]
     rd_atomic: int = 1
     connection: bytes = b""  # the source's connection incarnation, 16 bytes, for the binding
+    direction: int = int(Direction.READ)
 
 
 @dataclass(frozen=True, slots=True)

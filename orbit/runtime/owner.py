@@ -30,6 +30,7 @@ from ..protocol.messages import (
 from ..protocol.paths import OwnerFacts, decide_owner
 from ..protocol.slots import LOCAL_EPOCH, SlotStatistics
 from ..transport.interface import CallHandler, Session
+from .options import RegisterOptions
 from .paths import Paths
 from .runner import TaskRunner
 from .shelf import Shelf
@@ -50,7 +51,7 @@ class Owner:
         self._paths = paths
         self._config = config
         self._recorder = recorder
-        self._shelf = Shelf(worker_id, config.lease_timeout_s, recorder, runner)
+        self._shelf = Shelf(worker_id, config.lease_timeout, recorder, runner)
         self._store = self._shelf.store
         self._draining = False
 
@@ -67,9 +68,9 @@ class Owner:
 
     # --- this node's own calls --------------------------------------------------------------------
 
-    def register(self, staged: Staged, *, retain_slot: bool) -> Handle:
+    def register(self, staged: Staged, options: RegisterOptions) -> Handle:
         """Take `staged` over under a fresh handle."""
-        return self._shelf.register(staged, retain_slot=retain_slot)
+        return self._shelf.register(staged, retain_slot=options.retain)
 
     def staging_decided(self, reason: PathReason) -> None:
         """Count why a pinned registration went to plain memory."""

@@ -14,40 +14,32 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config import NodeConfig, parse_transport
+from ..config import NodeConfig
 from ..errors import ClosedError, Unquiesced, UsageError
 from ..events import Recorder
-from ..model import Handle, Lease, Metadata, PathReason, PeerIdentity, Transport, WorkerId
+from ..model import PathReason, PeerIdentity, WorkerId
 from ..protocol.address import NodeAddress
 from ..protocol.slots import SlotStatistics
-from ..transport.interface import Progress
 from .consumer import Consumer
+from .getting import Getting
 from .messaging.dispatch import DispatchStatistics
 from .messaging.statistics import MessagingStatistics, StreamStatistics
 from .owner import Owner
 from .paths import Paths
+from .payload_store import PayloadStore
 from .peer import Dial, IncomingLink, PeerWays
 from .peers import Peers, PeersSettings
+from .regions import Regions
+from .registering import Registering
 from .retained import Retained, retained
 from .runner import TaskRunner
 from .session import ControlSession
 from .sessions import Sessions, SessionService, SessionTimeouts, keep_path
-from .sinks import CallerSink, FreshSink, PinnedPayload, PinnedSink, Sink
-from .staging import stage_held, stage_pinned
 
 _log = logging.getLogger("orbit")
 
 # How long a session that somebody wants to displace has to prove that it lives.
 CHECK_MAX_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegisterOptions:
-    """`retain`: consumers cannot drop the owner's own reference, so a release, or a consumer that
-    dies, never frees the slot; `withdraw` does.
-    """
-
-    retain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +102,10 @@ class Rendezvous:
             recorder,
             self._runner,
         )
+        self.regions = Regions()
+        self.owner = Registering(config, paths, self._owner, self.regions, self._check_open)
+        self.consumer = Getting(config, paths, self._consumer, self._check_open)
+        self.payloads = PayloadStore(self.owner, self.consumer)
         handlers = {**paths.handlers(), **self._owner.handlers()}
         self._sessions.watch(handlers, self._consumer, self._owner, self._peers)
         self._service: SessionService | None = None
@@ -144,94 +140,6 @@ class Rendezvous:
         elif not isinstance(address, NodeAddress):
             raise UsageError(f"not a node address: {type(address).__name__}")
         return self._peers.add(address)
-
-    # --- owner ------------------------------------------------------------------------------------
-
-    async def register_data(self, buffer: object, options: RegisterOptions | None = None) -> Handle:
-        """See Node.register_data."""
-        self._check_open()
-        return self._owner.register(
-            stage_held(buffer), retain_slot=bool(options and options.retain)
-        )
-
-    def register_held(self, buffer: object) -> Handle:
-        """As `register_data`, at once. Raises UsageError, ClosedError."""
-        self._check_open()
-        return self._owner.register(stage_held(buffer), retain_slot=False)
-
-    async def register_data_pinned(
-        self, buffer: object, options: RegisterOptions | None = None
-    ) -> Handle:
-        """See Node.register_data_pinned."""
-        self._check_open()
-        refused = PathReason.OK if self._paths.memory is not None else self._paths.rdma_reason
-        if refused is PathReason.OK and not self._config.rendezvous.enabled:
-            refused = PathReason.KILL_SWITCH
-        staging = await stage_pinned(buffer, self._paths.memory, refused)
-        if self._closing is not None:
-            staging.staged.free()
-            raise ClosedError("the node")
-        self._owner.staging_decided(staging.reason)
-        return self._owner.register(staging.staged, retain_slot=bool(options and options.retain))
-
-    async def withdraw(self, handle: Handle) -> None:
-        """See Node.withdraw."""
-        self._check_open()
-        await self._owner.withdraw(_checked(handle))
-
-    # --- consumer ---------------------------------------------------------------------------------
-
-    async def metadata(self, handle: Handle) -> Metadata:
-        """See Node.metadata."""
-        self._check_open()
-        return await self._consumer.metadata(_checked(handle))
-
-    async def get(
-        self, handle: Handle, *, transport: Transport | str | None, timeout: float | None
-    ) -> tuple[memoryview, Lease]:
-        """See Node.get."""
-        sink = FreshSink()
-        lease = await self._fetch(handle, sink, transport, timeout, None)
-        return sink.result(), lease
-
-    async def get_into(
-        self,
-        handle: Handle,
-        dest: object,
-        *,
-        transport: Transport | str | None,
-        timeout: float | None,
-        progress: Progress | None,
-    ) -> Lease:
-        """See Node.get_into."""
-        _checked(handle)
-        sink = CallerSink(dest)
-        lease = await self._fetch(handle, sink, transport, timeout, progress)
-        sink.release()
-        return lease
-
-    async def get_pinned(
-        self, handle: Handle, *, transport: Transport | str | None, timeout: float | None
-    ) -> tuple[PinnedPayload, Lease]:
-        """See Node.get_pinned."""
-        sink = PinnedSink(self._paths)
-        lease = await self._fetch(handle, sink, transport, timeout, None)
-        return sink.result(), lease
-
-    async def ref_handle(self, handle: Handle) -> None:
-        """See Node.ref_handle."""
-        self._check_open()
-        await self._consumer.ref(_checked(handle))
-
-    async def detach(self, handle: Handle, lease: Lease) -> None:
-        """See Node.detach."""
-        self._check_open()
-        await self._consumer.detach(_checked(handle), lease)
-
-    async def release(self, handle: Handle, lease: Lease) -> None:
-        """See Node.release."""
-        self._check_open()
-        await self._consumer.release(_checked(handle), lease)
 
     def statistics(self) -> NodeStatistics:
         """See Node.statistics."""
@@ -287,26 +195,6 @@ class Rendezvous:
 
     # --- within -----------------------------------------------------------------------------------
 
-    async def _fetch(
-        self,
-        handle: Handle,
-        sink: Sink,
-        transport: Transport | str | None,
-        timeout: float | None,
-        progress: Progress | None,
-    ) -> Lease:
-        try:
-            self._check_open()
-            wanted = self._config.transport if transport is None else transport
-            chosen = parse_transport("transport", wanted)
-            if timeout is not None and not 0 < timeout < float("inf"):
-                raise UsageError(f"timeout={timeout!r} is not a number of seconds above 0")
-            checked = _checked(handle)
-        except BaseException:
-            sink.discard()
-            raise
-        return await self._consumer.fetch(checked, sink, chosen, timeout, progress)
-
     def _check_open(self) -> None:
         if self._closing is not None:
             raise ClosedError("the node")
@@ -316,11 +204,3 @@ def _peers_settings(config: NodeConfig) -> PeersSettings:
     # An attempt that waits has its own handshake deadline: a third of it leaves time to go on.
     park_s = config.timeouts.handshake_s / 3
     return PeersSettings(config.secret is not None, park_s, min(CHECK_MAX_S, park_s))
-
-
-def _checked(handle: Handle) -> Handle:
-    if not isinstance(handle, Handle):
-        raise UsageError(
-            f"not a handle: {type(handle).__name__}", hint="Handle.parse reads the text form"
-        )
-    return handle

@@ -128,6 +128,48 @@ class PinnedPayload:
         self.free()
 
 
+class PinnedWriter:
+    """A piece of registered memory to write into. `view` is valid until `free`, which returns the
+    space, or until `register_data_pinned` takes the piece over.
+    """
+
+    __slots__ = ("_buffer", "_memory", "nbytes")
+
+    def __init__(self, memory: PinnedMemory, buffer: PinnedBuffer) -> None:
+        self._memory = memory
+        self._buffer: PinnedBuffer | None = buffer
+        self.nbytes = buffer.view.nbytes
+
+    @property
+    def view(self) -> memoryview:
+        """Writable bytes. Raises ClosedError after `free`."""
+        return self.buffer.view
+
+    @property
+    def buffer(self) -> PinnedBuffer:
+        """The registered piece. Raises ClosedError after `free`."""
+        if self._buffer is None:
+            raise ClosedError("the pinned writer")
+        return self._buffer
+
+    def take(self) -> PinnedBuffer:
+        """The piece, whose holder frees it from now on. Raises ClosedError."""
+        buffer, self._buffer = self.buffer, None
+        return buffer
+
+    def free(self) -> None:
+        """Return the space to the arena. Idempotent."""
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            self._memory.free(buffer)
+
+    def __enter__(self) -> PinnedWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.free()
+
+
 class PinnedSink:
     """For `get_pinned`: a piece of the arena, on either path."""
 

@@ -40,7 +40,9 @@ class SimPinnedMemory:
         if self._allocator is None:
             raise BusyError("no arena is mapped")
         if self.over_budget:
-            raise BudgetExceeded("registered bytes", nbytes, 0, 0, "rdma.registered_bytes_budget")
+            raise BudgetExceeded(
+                "registered bytes", nbytes, 0, 0, "rdma.pool.registered_bytes_budget"
+            )
         token = self._allocator.allocate(nbytes)
         if token is None:
             raise BusyError("the arena is full")

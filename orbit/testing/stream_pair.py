@@ -32,7 +32,7 @@ from ..runtime.messaging.contract import Charge
 from ..runtime.messaging.results import SendResult
 from ..runtime.messaging.routes import Route
 from ..runtime.messaging.streams import Streams
-from ..runtime.rendezvous import RegisterOptions
+from ..runtime.options import RegisterOptions
 from ..runtime.runner import TaskRunner
 from ..transport.interface import Session
 from ..transport.messages import MessageLink, OutgoingFrame

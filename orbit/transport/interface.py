@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, runtime_checkable
 
 from ..errors import OrbitError
-from ..model import Address, LeaseId, PathName, PathReason, PeerIdentity
+from ..model import Address, Direction, LeaseId, PathName, PathReason, PeerIdentity
 from ..protocol.messages import Hello, Message
 
 Reply = TypeVar("Reply", bound=Message)
@@ -168,52 +168,136 @@ class PinnedBuffer:
     token: object
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RegisteredRange:
+    """Memory of somebody else, registered in place: `parts` in address order, one for each piece
+    that the devices' limits allow, each with keys of its own. `first_page` and `page_bytes` are
+    what the kernel pinned: whole pages. The holder deregisters it.
+    """
+
+    parts: tuple[PinnedBuffer, ...]
+    first_page: Address
+    page_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStatistics:
+    """Registered memory as of now. Bytes count once per device, as the budget does."""
+
+    registered_bytes: int = 0
+    budget_bytes: int = 0
+    arena_bytes: int = 0  # of arenas, once
+    arena_bytes_used: int = 0
+    arenas: int = 0
+    regions: int = 0  # external registrations that live
+    registrations: Mapping[str, int] = field(default_factory=dict)  # ever, by kind: arena, external
+
+
 @runtime_checkable
 class PinnedMemory(Protocol):
-    """A pool of registered memory (one arena in the first cut)."""
+    """A pool of registered arenas, and the registrations of memory that others own. One budget for
+    both, charged in whole pages before anything is registered.
+    """
 
     async def ensure(self) -> PathReason:
         """Map and register the first arena if there is none. OK, or why it cannot be had."""
 
     def allocate_nowait(self, nbytes: int) -> PinnedBuffer:
-        """Raises BudgetExceeded (the registered-bytes budget), BusyError (mapped, but no room
-        now).
+        """A piece of an arena that is mapped already. Raises BudgetExceeded (the registered-bytes
+        budget), BusyError (no room now, or nothing is mapped).
+        """
+
+    async def allocate(self, nbytes: int) -> PinnedBuffer:
+        """As `allocate_nowait`, but maps another arena where there is no room: a larger pooled one,
+        or for a large piece one of its own. Raises BudgetExceeded, BusyError (the device or the
+        system refuses; or gated).
         """
 
     def free(self, buffer: PinnedBuffer) -> None:
         """Return the space. The caller has proven that nothing accesses it any more."""
 
+    async def register(self, view: memoryview) -> RegisteredRange:
+        """Register writable memory in place, all of it or nothing, on every device. The caller
+        keeps it valid until `deregister` has returned. Raises UsageError (no bytes, read-only),
+        BudgetExceeded, DeviceError, ClosedError (gated). Cancelled: rolled back.
+        """
+
+    async def deregister(self, registered: RegisteredRange) -> None:
+        """The caller has proven that nothing accesses it any more. Raises DeviceError when a device
+        refuses: what is left stays registered and charged, and calling again goes on.
+        """
+
+    def gate(self) -> None:
+        """From now on nothing is registered and no piece is given out. Idempotent."""
+
+    async def drain(self) -> None:
+        """After `gate`: until registrations that had begun have ended."""
+
     @property
     def registered_bytes(self) -> int: ...
+
+    def statistics(self) -> MemoryStatistics: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """What an owner exposes for one lease: readable bytes, and their registered memory when they
-    are pinned.
+    """What an owner exposes for one lease, or a consumer pushes: bytes, and their registered memory
+    when they are pinned. `rest`: the pieces that follow, in payload order (none of which has a
+    rest): several ranges, or one that lies in several registrations.
     """
 
     view: memoryview
     pinned: PinnedBuffer | None = None
+    rest: tuple[Span, ...] = ()
+
+    @property
+    def pieces(self) -> tuple[Span, ...]:
+        return (self, *self.rest)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all pieces."""
+        return self.view.nbytes + sum(piece.view.nbytes for piece in self.rest)
+
+    @property
+    def all_pinned(self) -> bool:
+        return all(piece.pinned is not None for piece in self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """What travels to the consumer. TCP: `transfer_id` only. RDMA: descriptor and grant record."""
+    """What travels to the consumer. TCP: `transfer_id` only. RDMA: descriptor and grant record, and
+    in `rest` those of the pieces that follow.
+    """
 
     transfer_id: int = 0
     descriptor: bytes = b""
     grant: bytes = b""
+    rest: tuple[tuple[bytes, bytes], ...] = ()
+
+    @property
+    def grants(self) -> tuple[tuple[bytes, bytes], ...]:
+        return ((self.descriptor, self.grant), *self.rest)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
     """Where a pull writes: a writable, contiguous byte view, and its registered memory when it is
-    pinned.
+    pinned. `rest`: the pieces that follow, in payload order. Their borders are not the source's.
     """
 
     view: memoryview
     pinned: PinnedBuffer | None = None
+    rest: tuple[Target, ...] = ()
+
+    @property
+    def pieces(self) -> tuple[Target, ...]:
+        return (self, *self.rest)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all pieces."""
+        return self.view.nbytes + sum(piece.view.nbytes for piece in self.rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,28 +311,38 @@ class PullReport:
 
 
 class DataPath(Protocol):
-    """Moves the bytes of one lease from an owner's span into a consumer's target."""
+    """Moves the bytes of one lease from an owner's span into a consumer's target, or from a
+    consumer's source into an owner's span. Direction says which; what follows is told for READ.
+    """
 
     name: PathName
 
-    def availability(self, session: Session) -> PathReason:
+    def availability(self, session: Session, direction: Direction = Direction.READ) -> PathReason:
         """Whether this path could serve that peer, from facts at hand. No I/O. OK, or why not."""
 
-    async def prepare(self, session: Session) -> PathReason:
-        """Consumer: make ready what `pull` needs (a dial, queue pairs). OK, or why not. Safe to
-        call concurrently.
+    async def prepare(self, session: Session, direction: Direction = Direction.READ) -> PathReason:
+        """Consumer: make ready what `pull` (`push`) needs (a dial, queue pairs). OK, or why not.
+        Safe to call concurrently.
         """
 
     async def expose(
-        self, session: Session, span: Span, lease_id: LeaseId, array: int = 0
+        self,
+        session: Session,
+        span: Span,
+        lease_id: LeaseId,
+        array: int = 0,
+        direction: Direction = Direction.READ,
     ) -> Exposure:
-        """Owner: give `session` the authority to read exactly `span`, once, under `lease_id`.
-        Raises PathUnavailable(reason); then nothing was exposed."""
+        """Owner: give `session` the authority to read (write) exactly `span`, once, under
+        `lease_id`. All pieces or none. Raises PathUnavailable(reason); then nothing was exposed.
+        """
 
     async def retract(self, session: Session, lease_id: LeaseId, *, transferred: bool) -> None:
-        """Owner: the lease ended. Returns when nothing can read the span any more; unknown leases
-        return at once. `transferred` false: the consumer said that its pull failed, or it was
-        lost. Raises Unquiesced.
+        """Owner: the lease ended. Returns when nothing can read (write) the span any more; unknown
+        leases return at once. `transferred` false: the consumer said that its pull failed, or it
+        was lost. `transferred` true after a push: returns when every byte is in the span, too.
+        Raises PathFailed when the consumer said `transferred` of a push that did not arrive whole,
+        Unquiesced.
         """
 
     async def pull(
@@ -262,6 +356,19 @@ class DataPath(Protocol):
         """Consumer: fill `target`. Returns or raises only when nothing can write the target any
         more; cancelling it does not shorten that. Raises PathFailed(reason), PeerLost,
         DeadlineExceeded (no progress), Unquiesced.
+        """
+
+    async def push(
+        self,
+        session: Session,
+        exposure: Exposure,
+        lease_id: LeaseId,
+        source: Span,
+        progress: Progress | None = None,
+    ) -> PullReport:
+        """Consumer: write `source` (of exactly the granted size) into what the owner exposed for
+        it. Returns when the bytes have left for good: the source is the caller's again, and a
+        detach or release that says `transferred` completes it. Raises as `pull`.
         """
 
     def handlers(self) -> Mapping[str, CallHandler]:

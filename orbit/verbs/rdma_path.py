@@ -85,9 +85,11 @@ class RdmaPath:
             drain_s=config.drain_timeout_s * 2,  # the drain itself, then the windows
         )
         budget = Budget(
-            "registered memory", config.registered_bytes_budget, "rdma.registered_bytes_budget"
+            "registered memory",
+            config.pool.registered_bytes_budget,
+            "rdma.pool.registered_bytes_budget",
         )
-        self.memory = PinnedArena(self._devices, config.arena_bytes, budget)
+        self.memory = PinnedArena(self._devices, config.pool.initial_arena_bytes, budget)
         self._bounce = PinnedArena(
             self._devices, max(_BOUNCE_BYTES_MIN, 4 * config.crossover_bytes), budget
         )

@@ -7,8 +7,9 @@ Owns the values and their check, and nothing else: who sets them (code, file, en
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ..config import RdmaPoolConfig
 from ..errors import ConfigError
 
 PIECE_BYTES = 1 << 20
@@ -41,8 +42,9 @@ class RdmaPathConfig:
 
     # Registering a megabyte costs about as much as copying it; below, one copy is cheaper.
     crossover_bytes: int = 1 << 20
-    arena_bytes: int = 64 << 20
-    registered_bytes_budget: int = 1 << 30
+    pool: RdmaPoolConfig = field(default_factory=RdmaPoolConfig)
+    # Cuts registrations into parts, as a device's own limit does; 0: only the device's.
+    mr_bytes_max: int = 0
 
     window_key_indices_max: int = 65_536  # times 255 tags: 16.7 million grants per domain
 
@@ -94,8 +96,7 @@ _BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("inflight_bytes", 1, 1 << 34),
     ("rd_atomic", 1, 255),
     ("crossover_bytes", 0, 1 << 40),
-    ("arena_bytes", 4096, 1 << 44),
-    ("registered_bytes_budget", 0, 1 << 48),
+    ("mr_bytes_max", 0, 1 << 48),
     ("window_key_indices_max", 1, 1 << 24),
     ("connect_timeout_s", 0.001, 3600),
     ("connect_backoff_s", 0, 3600),

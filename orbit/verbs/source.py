@@ -15,11 +15,10 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 
 from ..errors import BusyError, ClosedError, DeviceError, OrbitError, PathUnavailable, Unquiesced
-from ..model import LeaseId, PathName
+from ..model import Direction, LeaseId, PathName
 from ..protocol.binding import (
     BINDING_BYTES,
     BindingError,
-    Direction,
     GrantRecord,
     verify_binding,
 )

@@ -22,7 +22,7 @@ from orbit.cli.running import run
 
 
 async def consume(args: argparse.Namespace) -> None:
-    rdma = orbit.RdmaConfig(arena_bytes=args.arena_mib << 20)
+    rdma = orbit.RdmaConfig(pool=orbit.RdmaPoolConfig(initial_arena_bytes=args.arena_mib << 20))
     config = orbit.NodeConfig(listen=args.listen, transport=args.transport, rdma=rdma)
     offered = json.loads(args.owner)
     async with orbit.Node(config) as node:

@@ -21,7 +21,11 @@ from orbit.cli.running import run
 
 
 async def serve(args: argparse.Namespace) -> None:
-    rdma = orbit.RdmaConfig(arena_bytes=args.arena_mib << 20, registered_bytes_budget=2 << 30)
+    rdma = orbit.RdmaConfig(
+        pool=orbit.RdmaPoolConfig(
+            initial_arena_bytes=args.arena_mib << 20, registered_bytes_budget=2 << 30
+        )
+    )
     config = orbit.NodeConfig(listen=args.listen, rdma=rdma, transport=args.transport)
     async with orbit.Node(config) as node:
         handles = {}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from orbit.config import RdmaPoolConfig
 from orbit.errors import PathFailed
 from orbit.model import LeaseId, PathReason
 from orbit.protocol.binding import GrantRecord
@@ -26,7 +27,7 @@ from orbit.verbs.scripted import ScriptedDevice, ScriptedFabric, ScriptedProvide
 from orbit.verbs.settings import RdmaPathConfig
 
 QUICK = RdmaPathConfig(
-    arena_bytes=24 << 20,
+    pool=RdmaPoolConfig(initial_arena_bytes=24 << 20),
     connect_backoff_s=0.05,
     receipt_timeout_s=0.5,
     bind_timeout_s=0.5,

@@ -316,7 +316,7 @@ def test_a_timeout_bounds_the_whole_call(run_async: Run) -> None:
 
 def test_idle_links_close_and_the_next_send_opens_another(run_async: Run) -> None:
     async def main() -> None:
-        idle = config(idle_close_s=0.5)
+        idle = config(ep_idle_timeout=0.5)
         async with orbit.Node(idle) as a, orbit.Node(config()) as b:
             b.handler("f", lambda message: b"ok")
             peer = a.add_peer(b.address)
@@ -367,7 +367,7 @@ def test_a_closed_node_says_so(run_async: Run) -> None:
 
 def test_eager_wireup_opens_the_link_when_the_peer_is_added(run_async: Run) -> None:
     async def main() -> None:
-        async with orbit.Node(config(eager_wireup=True)) as a, orbit.Node(config()) as b:
+        async with orbit.Node(config(eager_endpoints=True)) as a, orbit.Node(config()) as b:
             a.add_peer(b.address)
             await until(lambda: a.statistics().messaging.links)
             b.handler("f", lambda message: None)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from orbit import events
-from orbit.config import NodeConfig, RendezvousConfig
+from orbit.config import NodeConfig, RdmaPoolConfig, RendezvousConfig
 from orbit.errors import OrbitError
 from orbit.model import Lease, PathName, PathReason
 from orbit.protocol.messages import RailHint
+from orbit.runtime.options import RegisterOptions
 from orbit.runtime.paths import Paths
-from orbit.runtime.rendezvous import RegisterOptions
 from orbit.testing.fabric import SimPath
 from orbit.testing.pattern import pattern
 from orbit.testing.world import World, WorldNode
@@ -29,7 +29,7 @@ from orbit.verbs.settings import RdmaPathConfig
 Run = Callable[[Any], Any]
 MIB = 1 << 20
 QUICK = RdmaPathConfig(
-    arena_bytes=24 * MIB,
+    pool=RdmaPoolConfig(initial_arena_bytes=24 * MIB),
     connect_backoff_s=0.05,
     receipt_timeout_s=0.2,
     bind_timeout_s=0.2,
@@ -84,11 +84,11 @@ async def two_hosts(
 
 async def get(owner: Host, consumer: Host, nbytes: int, **options: Any) -> Lease:
     payload = pattern(nbytes, nbytes)
-    handle = await owner.node.rendezvous.register_data_pinned(payload)
+    handle = await owner.node.rendezvous.owner.register_data_pinned(payload)
     wanted = {"transport": None, "timeout": None, **options}
-    data, lease = await consumer.node.rendezvous.get(handle, **wanted)
+    data, lease = await consumer.node.rendezvous.consumer.get(handle, **wanted)
     assert data == payload
-    await consumer.node.rendezvous.release(handle, lease)
+    await consumer.node.rendezvous.consumer.release(handle, lease)
     return lease
 
 
@@ -102,13 +102,13 @@ def test_bytes_by_rdma_on_every_target(run_async: Run, rxe: bool) -> None:
             lease = await get(owner, consumer, 1, transport="rdma")
             assert lease.path is PathName.RDMA
             payload = pattern(2 * MIB)
-            handle = await owner.node.rendezvous.register_data_pinned(payload)
-            pinned, lease = await consumer.node.rendezvous.get_pinned(
+            handle = await owner.node.rendezvous.owner.register_data_pinned(payload)
+            pinned, lease = await consumer.node.rendezvous.consumer.get_pinned(
                 handle, transport="rdma", timeout=None
             )
             assert pinned.view == payload
             pinned.free()
-            await consumer.node.rendezvous.release(handle, lease)
+            await consumer.node.rendezvous.consumer.release(handle, lease)
             found = consumer.path.statistics().counts
             assert found["pulls"] == 8
             assert found["targets_direct"] == 1
@@ -149,7 +149,7 @@ def test_a_cancelled_read_and_the_next_one(run_async: Run) -> None:
         async with two_hosts() as (_, owner, consumer):
             payload = pattern(4 * MIB)
             api = consumer.node.rendezvous
-            handle = await owner.node.rendezvous.register_data_pinned(payload, RETAIN)
+            handle = await owner.node.rendezvous.owner.register_data_pinned(payload, RETAIN)
             for delay in (0.0, 0.002, 0.005, 0.02):
                 dest = bytearray(len(payload))
                 task = asyncio.ensure_future(
@@ -178,22 +178,22 @@ def test_a_cancelled_read_and_the_next_one(run_async: Run) -> None:
 def test_a_consumer_that_vanishes_frees_the_window(run_async: Run) -> None:
     async def main() -> None:
         async with two_hosts() as (world, owner, consumer):
-            handle = await owner.node.rendezvous.register_data_pinned(pattern(MIB), RETAIN)
-            await consumer.node.rendezvous.get(handle, transport="rdma", timeout=None)
+            handle = await owner.node.rendezvous.owner.register_data_pinned(pattern(MIB), RETAIN)
+            await consumer.node.rendezvous.consumer.get(handle, transport="rdma", timeout=None)
             world.network.cut_all()
-            await owner.node.rendezvous.withdraw(handle)
+            await owner.node.rendezvous.owner.withdraw(handle)
             assert owner.path.memory.allocated_bytes == 0
 
     run_async(main())
 
 
 def test_a_silent_lease_is_reaped_with_its_window(run_async: Run) -> None:
-    config = NodeConfig(rendezvous=RendezvousConfig(lease_timeout_s=0.1))
+    config = NodeConfig(rendezvous=RendezvousConfig(lease_timeout=0.1))
 
     async def main() -> None:
         async with two_hosts(config) as (_, owner, consumer):
-            handle = await owner.node.rendezvous.register_data_pinned(pattern(MIB))
-            await consumer.node.rendezvous.get(handle, transport="rdma", timeout=None)
+            handle = await owner.node.rendezvous.owner.register_data_pinned(pattern(MIB))
+            await consumer.node.rendezvous.consumer.get(handle, transport="rdma", timeout=None)
             for _ in range(100):
                 if owner.node.count(events.LEASES_REAPED_TOTAL):
                     break
@@ -232,7 +232,9 @@ def test_both_roles_share_one_session(run_async: Run) -> None:
     async def main() -> None:
         async with two_hosts() as (_, a, b):
             payload = pattern(3 * MIB)
-            handles = [await host.node.rendezvous.register_data_pinned(payload) for host in (a, b)]
+            handles = [
+                await host.node.rendezvous.owner.register_data_pinned(payload) for host in (a, b)
+            ]
 
             async def fetch(host: Host, number: int) -> None:
                 api = host.node.rendezvous

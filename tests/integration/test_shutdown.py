@@ -154,7 +154,9 @@ def test_closing_settles_every_call(run_async: Run) -> None:
 
 def test_idle_links_are_closed_and_opened_again(run_async: Run) -> None:
     async def main() -> None:
-        idle = orbit.NodeConfig(transport="tcp", messaging=orbit.MessagingConfig(idle_close_s=0.5))
+        idle = orbit.NodeConfig(
+            transport="tcp", messaging=orbit.MessagingConfig(ep_idle_timeout=0.5)
+        )
         async with nothing_left(), orbit.Node(TCP) as server, orbit.Node(idle) as client:
             peer = client.add_peer(server.address)
             server.handler("echo", lambda message: bytes(message.payload))

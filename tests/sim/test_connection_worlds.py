@@ -10,7 +10,7 @@ import pytest
 from orbit.config import NodeConfig, TimeoutConfig
 from orbit.errors import InternalError, OrbitError, PeerError, PeerRestarted, UnknownHandle
 from orbit.model import Handle, Incarnation, PeerIdentity
-from orbit.runtime.rendezvous import RegisterOptions
+from orbit.runtime.options import RegisterOptions
 from orbit.testing.clock import run_virtual
 from orbit.testing.faults import LinkFaults
 from orbit.testing.pattern import pattern
@@ -21,9 +21,9 @@ RETAIN = RegisterOptions(retain=True)  # a consumer that is cut off takes no ref
 
 
 async def fetch(node: WorldNode, handle: Handle) -> None:
-    data, lease = await node.rendezvous.get(handle, transport=None, timeout=None)
+    data, lease = await node.rendezvous.consumer.get(handle, transport=None, timeout=None)
     assert data == PAYLOAD
-    await node.rendezvous.detach(handle, lease)
+    await node.rendezvous.consumer.detach(handle, lease)
 
 
 def sessions(node: WorldNode) -> int:
@@ -34,7 +34,7 @@ async def two_nodes(world: World, config: NodeConfig | None = None) -> list[Hand
     for _ in range(2):
         world.add_node(config)
     world.introduce()
-    return [await node.rendezvous.register_data(PAYLOAD, RETAIN) for node in world.nodes]
+    return [await node.rendezvous.owner.register_data(PAYLOAD, RETAIN) for node in world.nodes]
 
 
 async def both_ways(world: World, handles: list[Handle], users: int = 8) -> list[object]:
@@ -88,17 +88,20 @@ def test_a_peer_that_only_dialed_us_is_fetched_from() -> None:
             a, b = world.add_node(), world.add_node()
             a.rendezvous.add_peer(b.address)  # b never hears of a
             handles = [
-                await node.rendezvous.register_data_pinned(pattern(200_000)) for node in (a, b)
+                await node.rendezvous.owner.register_data_pinned(pattern(200_000))
+                for node in (a, b)
             ]
             for node, handle in ((a, handles[1]), (b, handles[0])) * 3:
-                data, lease = await node.rendezvous.get(handle, transport="rdma", timeout=None)
+                data, lease = await node.rendezvous.consumer.get(
+                    handle, transport="rdma", timeout=None
+                )
                 assert data == pattern(200_000)
-                await node.rendezvous.detach(handle, lease)
+                await node.rendezvous.consumer.detach(handle, lease)
             assert (sessions(a), sessions(b)) == (1, 1)
             world.network.cut_all()
             await asyncio.sleep(1.0)
-            data, lease = await b.rendezvous.get(handles[0], transport=None, timeout=None)
-            await b.rendezvous.detach(handles[0], lease)
+            data, lease = await b.rendezvous.consumer.get(handles[0], transport=None, timeout=None)
+            await b.rendezvous.consumer.detach(handles[0], lease)
             assert b.count("orbit_sessions_opened_total", direction="out") == 1
 
     run_virtual(main())
@@ -111,7 +114,9 @@ def test_a_restarted_peer_is_served_at_the_first_try(secret: str | None) -> None
             config = NodeConfig(secret=secret)
             a, b = world.add_node(config), world.add_node(config)
             world.introduce()
-            handles = [await node.rendezvous.register_data(PAYLOAD, RETAIN) for node in (a, b)]
+            handles = [
+                await node.rendezvous.owner.register_data(PAYLOAD, RETAIN) for node in (a, b)
+            ]
             await fetch(a, handles[1])
             world.kill(b)
             identity = PeerIdentity(b.identity.worker_id, Incarnation(99))
@@ -126,7 +131,7 @@ def test_a_restarted_peer_is_served_at_the_first_try(secret: str | None) -> None
                 UnknownHandle
             ):  # over that session: handles of the old life are gone
                 await fetch(a, handles[1])
-            handle = await again.rendezvous.register_data(PAYLOAD)
+            handle = await again.rendezvous.owner.register_data(PAYLOAD)
             await fetch(a, handle)
             assert sessions(a) == sessions(again) == 1
             world.network.cut_all()
@@ -143,7 +148,9 @@ def test_a_half_dead_connection_is_replaced_when_the_peer_comes_again() -> None:
         async with World(3) as world:
             a, b = world.add_node(), world.add_node()
             world.introduce()
-            handles = [await node.rendezvous.register_data(PAYLOAD, RETAIN) for node in (a, b)]
+            handles = [
+                await node.rendezvous.owner.register_data(PAYLOAD, RETAIN) for node in (a, b)
+            ]
             await fetch(a, handles[1])
             link = a.links[0]
             link._faults = LinkFaults(stalled=True)
@@ -165,7 +172,7 @@ def test_random_cuts_and_dials_leave_one_session_or_none(seed: int) -> None:
             for _ in range(3):
                 world.add_node()
             world.introduce()
-            handles = [await n.rendezvous.register_data(PAYLOAD, RETAIN) for n in world.nodes]
+            handles = [await n.rendezvous.owner.register_data(PAYLOAD, RETAIN) for n in world.nodes]
             random = world.random
 
             async def use(number: int) -> None:

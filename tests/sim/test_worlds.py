@@ -14,7 +14,7 @@ import pytest
 from orbit.config import NodeConfig, RendezvousConfig, TimeoutConfig
 from orbit.errors import InternalError, OrbitError
 from orbit.model import Handle, Lease, PathReason
-from orbit.runtime.rendezvous import RegisterOptions
+from orbit.runtime.options import RegisterOptions
 from orbit.testing.clock import run_virtual
 from orbit.testing.faults import LinkFaults
 from orbit.testing.pattern import pattern
@@ -25,7 +25,7 @@ SIZES = (0, 1, 4096, 65_535, 65_536, 65_537, 150_000, 400_000)
 PULL_FAILURES = (PathReason.GET_FAILED, PathReason.DECODE_ERROR, PathReason.POOL_EXHAUSTED)
 EXPOSE_FAILURES = (PathReason.WINDOW_KEYS, PathReason.WINDOWS_BUSY, PathReason.OK, PathReason.OK)
 CONFIG = NodeConfig(
-    rendezvous=RendezvousConfig(lease_timeout_s=0.5), timeouts=TimeoutConfig(call_s=3.0)
+    rendezvous=RendezvousConfig(lease_timeout=0.5), timeouts=TimeoutConfig(call_s=3.0)
 )
 
 
@@ -83,17 +83,19 @@ class Story:
         if self.random.random() < 0.3:
             await asyncio.sleep(self.random.uniform(0, 1.0))  # past the lease's deadline, perhaps
         if self.random.random() < 0.5:
-            await node.rendezvous.release(handle, lease)
+            await node.rendezvous.consumer.release(handle, lease)
         elif self.random.random() < 0.8:
-            await node.rendezvous.detach(handle, lease)
+            await node.rendezvous.consumer.detach(handle, lease)
 
     async def _fetch(self, node: WorldNode, handle: Handle, timeout: float | None) -> Lease:
         if self.random.random() < 0.5:
-            data, lease = await node.rendezvous.get(handle, transport=None, timeout=timeout)
+            data, lease = await node.rendezvous.consumer.get(
+                handle, transport=None, timeout=timeout
+            )
             assert data == self.payloads[handle], f"seed {self.world.network.seed}: wrong bytes"
             return lease
         dest = bytearray(max(SIZES) + 2)
-        lease = await node.rendezvous.get_into(
+        lease = await node.rendezvous.consumer.get_into(
             handle, memoryview(dest)[1:-1], transport=None, timeout=timeout, progress=None
         )
         expected = b"\0" + self.payloads[handle] + bytes(len(dest) - 1 - lease.nbytes)
@@ -115,7 +117,7 @@ class Story:
                 case 4:
                     mine = [h for h in self.payloads if h.worker_id == node.identity.worker_id]
                     try:
-                        await node.rendezvous.withdraw(self.random.choice(mine))
+                        await node.rendezvous.owner.withdraw(self.random.choice(mine))
                     except InternalError:
                         raise
                     except OrbitError:

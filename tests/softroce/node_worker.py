@@ -24,6 +24,10 @@ def say(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
 
 
+def rdma_config(pool: dict[str, Any] | None = None, **knobs: Any) -> orbit.RdmaConfig:
+    return orbit.RdmaConfig(pool=orbit.RdmaPoolConfig(**(pool or {})), **knobs)
+
+
 class Worker:
     """The node, and the tasks that a `start_get` left running."""
 
@@ -46,7 +50,7 @@ class Worker:
         config = orbit.NodeConfig(
             listen=self.listen,
             transport=transport,
-            rdma=orbit.RdmaConfig(**(rdma or {})),
+            rdma=rdma_config(**(rdma or {})),
             rendezvous=orbit.RendezvousConfig(**(rendezvous or {})),
         )
         self.node = orbit.Node(config)

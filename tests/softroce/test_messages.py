@@ -263,7 +263,7 @@ def test_all_ports_down_leave_messages_on_tcp_with_the_reason(hosts: Hosts) -> N
 # --- no RDMA from the start -----------------------------------------------------------------------
 
 NO_DEVICE = {"rdma": {"enabled": False}}
-NO_BUDGET = {"rdma": {"registered_bytes_budget": MIB}}
+NO_BUDGET = {"rdma": {"pool": {"registered_bytes_budget": MIB}}}
 
 
 @pytest.mark.parametrize(

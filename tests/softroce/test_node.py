@@ -149,7 +149,10 @@ NO_DEVICE = {"rdma": {"enabled": False}}
         pytest.param(NO_DEVICE, {}, "peer_without", id="owner without RDMA"),
         pytest.param({}, NO_DEVICE, "not_configured", id="consumer without RDMA"),
         pytest.param(
-            {"rdma": {"registered_bytes_budget": 0}}, {}, "not_pinned", id="no arena at the owner"
+            {"rdma": {"pool": {"registered_bytes_budget": 0}}},
+            {},
+            "not_pinned",
+            id="no arena at the owner",
         ),
         pytest.param({"transport": "tcp"}, {}, "peer_without", id="owner asked for TCP"),
         pytest.param({}, {"transport": "tcp"}, "asked", id="consumer asked for TCP"),

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from orbit.config import RdmaPoolConfig
 from orbit.errors import PathUnavailable
 from orbit.model import LeaseId, PathReason
 from orbit.protocol.binding import GrantRecord
@@ -35,7 +36,7 @@ from tests.contract.rdma_pairs import Get, PathPair, counts, forge, join, open_p
 
 # An emulated processor may stand still for a while; these bounds are for hangs alone.
 DEVICE = RdmaPathConfig(
-    arena_bytes=24 << 20,
+    pool=RdmaPoolConfig(initial_arena_bytes=24 << 20),
     connect_timeout_s=20,
     connect_backoff_s=0.1,
     bind_timeout_s=20,

@@ -151,7 +151,7 @@ def test_a_secret_file_that_holds_none_is_an_error(content: bytes | None, tmp_pa
         lambda: NodeConfig(transport="udp"),
         lambda: RdmaConfig(port=0),
         lambda: RdmaConfig(bulk_width=True),
-        lambda: RendezvousConfig(lease_timeout_s=0),
+        lambda: RendezvousConfig(lease_timeout=0),
         lambda: RendezvousConfig(inline_max_bytes=1 << 20),
         lambda: TimeoutConfig(close_s=float("nan")),
         lambda: TimeoutConfig(call_s="3"),  # type: ignore[arg-type]
@@ -164,8 +164,8 @@ def test_values_that_cannot_work_are_refused_at_construction(build: object) -> N
 
 
 def test_a_tiny_lease_timeout_is_clamped_to_what_the_wire_can_say() -> None:
-    config = NodeConfig(rendezvous=RendezvousConfig(lease_timeout_s=1e-6))
-    assert resolve(config, {}).rendezvous.lease_timeout_s == 0.001
+    config = NodeConfig(rendezvous=RendezvousConfig(lease_timeout=1e-6))
+    assert resolve(config, {}).rendezvous.lease_timeout == 0.001
 
 
 def test_resolve_is_idempotent() -> None:

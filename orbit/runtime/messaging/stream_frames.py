@@ -11,7 +11,7 @@ from ...model import Handle, Lease, Transport
 from ...protocol.messaging.packets import PacketKind
 from ...protocol.streams.frames import ORDERED, Note, pack_note
 from ...transport.messages import OutgoingFrame
-from ..rendezvous import RegisterOptions
+from ..options import RegisterOptions
 
 
 class ItemStore(Protocol):

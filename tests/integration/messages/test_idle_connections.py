@@ -94,7 +94,7 @@ def test_a_connection_that_went_silent_costs_one_bounded_wait(run_async: Run) ->
 
 def test_both_sides_close_an_idle_link_at_the_same_moment(run_async: Run) -> None:
     """And both send again around that moment. Each message arrives, once, in order."""
-    config = replace(TCP, messaging=orbit.MessagingConfig(idle_close_s=0.5))
+    config = replace(TCP, messaging=orbit.MessagingConfig(ep_idle_timeout=0.5))
     rounds = 40 if SOAK else 3
 
     async def main() -> None:

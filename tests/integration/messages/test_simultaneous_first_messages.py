@@ -29,7 +29,7 @@ USERS = 8
 @pytest.mark.parametrize("delay_max_s", [0.0, 0.01])
 def test_first_messages_at_the_same_instant(run_async: Run, delay_max_s: float) -> None:
     async def one_round(seed: int) -> None:
-        config = replace(TCP, messaging=orbit.MessagingConfig(eager_wireup=bool(seed % 2)))
+        config = replace(TCP, messaging=orbit.MessagingConfig(eager_endpoints=bool(seed % 2)))
         oracles = (Oracle(), Oracle())
         async with (
             orbit.Node(config) as a,

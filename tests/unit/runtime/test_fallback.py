@@ -63,17 +63,19 @@ def add_pair(
 
 
 async def fetch(pair: Pair, payload: bytes = PAYLOAD, transport: str = "auto") -> Lease:
-    handle = await pair.owner.rendezvous.register_data_pinned(payload)
+    handle = await pair.owner.rendezvous.owner.register_data_pinned(payload)
     return await fetch_handle(pair, handle, payload, transport)
 
 
 async def fetch_handle(pair: Pair, handle: Handle, payload: bytes, transport: str) -> Lease:
-    data, lease = await pair.consumer.rendezvous.get(handle, transport=transport, timeout=None)
+    data, lease = await pair.consumer.rendezvous.consumer.get(
+        handle, transport=transport, timeout=None
+    )
     assert data == payload
     assert data.readonly
-    await pair.consumer.rendezvous.release(handle, lease)
+    await pair.consumer.rendezvous.consumer.release(handle, lease)
     with pytest.raises(UnknownHandle):
-        await pair.consumer.rendezvous.metadata(handle)
+        await pair.consumer.rendezvous.consumer.metadata(handle)
     return lease
 
 
@@ -262,13 +264,13 @@ def test_demanded_rdma_never_falls_back() -> None:
             pair = add_pair(world)
             assert pair.consumer.rdma is not None
             pair.consumer.rdma.faults.failures = [(10, PathReason.GET_FAILED)]
-            handle = await pair.owner.rendezvous.register_data_pinned(PAYLOAD)
+            handle = await pair.owner.rendezvous.owner.register_data_pinned(PAYLOAD)
             with pytest.raises(PathFailed):
-                await pair.consumer.rendezvous.get(handle, transport="rdma", timeout=None)
+                await pair.consumer.rendezvous.consumer.get(handle, transport="rdma", timeout=None)
             assert (pair.fallbacks(), pair.consumer.tcp.pulls) == (0, 0)
-            heap = await pair.owner.rendezvous.register_data(PAYLOAD)
+            heap = await pair.owner.rendezvous.owner.register_data(PAYLOAD)
             with pytest.raises(PathUnavailable) as caught:
-                await pair.consumer.rendezvous.get(heap, transport="rdma", timeout=None)
+                await pair.consumer.rendezvous.consumer.get(heap, transport="rdma", timeout=None)
             assert caught.value.reason == "not_pinned"
             assert "register_data_pinned" in caught.value.hint
 
@@ -282,9 +284,11 @@ def test_demanded_rdma_that_is_missing_here_dials_nobody(config: NodeConfig | No
             owner = world.add_node()
             consumer = world.add_node(config, rdma=config is not None)
             world.introduce()
-            handle = await owner.rendezvous.register_data_pinned(PAYLOAD)
+            handle = await owner.rendezvous.owner.register_data_pinned(PAYLOAD)
             with pytest.raises(PathUnavailable) as caught:
-                await consumer.rendezvous.get(handle, transport=Transport.RDMA, timeout=None)
+                await consumer.rendezvous.consumer.get(
+                    handle, transport=Transport.RDMA, timeout=None
+                )
             assert caught.value.reason == ("no_device" if config is None else "kill_switch")
             assert caught.value.hint
             assert world.network.links == []
@@ -299,9 +303,9 @@ def test_a_fallback_that_fails_too_tells_both_causes() -> None:
             assert pair.consumer.rdma is not None
             pair.consumer.rdma.faults.failures = [(10, PathReason.GET_FAILED)]
             pair.consumer.tcp.faults.failures = [(10, PathReason.GET_FAILED)]
-            handle = await pair.owner.rendezvous.register_data_pinned(PAYLOAD)
+            handle = await pair.owner.rendezvous.owner.register_data_pinned(PAYLOAD)
             with pytest.raises(TransferFailed) as caught:
-                await pair.consumer.rendezvous.get(handle, transport=None, timeout=None)
+                await pair.consumer.rendezvous.consumer.get(handle, transport=None, timeout=None)
             assert len(caught.value.attempts) == 2
             assert pair.fallbacks() == 1
 
@@ -339,10 +343,10 @@ def test_a_target_that_may_still_be_written_is_kept_and_not_filled_again(
         async with World() as world:
             pair = add_pair(world)
             monkeypatch.setattr(pair.consumer.rdma, "pull", pull)
-            handle = await pair.owner.rendezvous.register_data_pinned(PAYLOAD)
+            handle = await pair.owner.rendezvous.owner.register_data_pinned(PAYLOAD)
             dest = bytearray(len(PAYLOAD))
             with pytest.raises(Unquiesced):
-                await pair.consumer.rendezvous.get_into(
+                await pair.consumer.rendezvous.consumer.get_into(
                     handle, dest, transport=None, timeout=None, progress=None
                 )
             assert (pair.fallbacks(), pair.consumer.tcp.pulls) == (0, 0)
@@ -367,10 +371,10 @@ def test_a_payload_that_may_still_be_read_is_kept(
         world = World()
         pair = add_pair(world)
         monkeypatch.setattr(pair.owner.rdma, "retract", retract)
-        handle = await pair.owner.rendezvous.register_data_pinned(PAYLOAD)
-        await pair.consumer.rendezvous.get(handle, transport=None, timeout=None)
+        handle = await pair.owner.rendezvous.owner.register_data_pinned(PAYLOAD)
+        await pair.consumer.rendezvous.consumer.get(handle, transport=None, timeout=None)
         with pytest.raises(Unquiesced):
-            await pair.owner.rendezvous.withdraw(handle)
+            await pair.owner.rendezvous.owner.withdraw(handle)
         assert pair.owner.memory is not None
         assert pair.owner.memory.allocated_count == 1
         await world.close()
@@ -396,9 +400,9 @@ def test_a_second_descriptor_is_an_error_and_not_a_third_try(
         async with World() as world:
             pair = add_pair(world)
             monkeypatch.setattr(Owner, "_answer", answer)
-            handle = await pair.owner.rendezvous.register_data_pinned(PAYLOAD)
+            handle = await pair.owner.rendezvous.owner.register_data_pinned(PAYLOAD)
             with pytest.raises(Exception, match="without an offer"):
-                await pair.consumer.rendezvous.get(handle, transport=None, timeout=None)
+                await pair.consumer.rendezvous.consumer.get(handle, transport=None, timeout=None)
             assert pair.fallbacks() == 1
             monkeypatch.undo()
             await asyncio.sleep(1)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from orbit.config import RdmaPoolConfig
 from orbit.errors import PathUnavailable, PeerLost, Unquiesced
 from orbit.model import LeaseId, PathReason
 from orbit.protocol.binding import GrantRecord
@@ -443,7 +444,11 @@ def test_many_gets_at_once_share_a_short_send_queue() -> None:
         assert counts(pair.consumer)["aborts"] == 0
 
     small = replace(
-        QUICK, send_depth=6, piece_bytes=256 << 10, inflight_bytes=512 << 10, arena_bytes=32 << 20
+        QUICK,
+        send_depth=6,
+        piece_bytes=256 << 10,
+        inflight_bytes=512 << 10,
+        pool=RdmaPoolConfig(initial_arena_bytes=32 << 20),
     )
     run(scenario, config=small)
 
@@ -469,7 +474,7 @@ def test_a_target_goes_the_cheaper_way_and_the_other_where_that_is_closed() -> N
 def test_an_arena_that_cannot_be_had_is_a_reason() -> None:
     async def scenario(pair: ScriptedPair) -> None:
         pair.a.fail_verb("reg_mr", 12)
-        small = replace(QUICK, registered_bytes_budget=4096)
+        small = replace(QUICK, pool=RdmaPoolConfig(registered_bytes_budget=4096))
         poor = await open_scripted(pair.a.fabric, "fake_c", small)
         assert await poor.memory.ensure() is PathReason.BUDGET
         assert "budget" in poor.memory.failure or "registered" in poor.memory.failure
