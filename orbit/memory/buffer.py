@@ -9,12 +9,16 @@ knows no device and copies nothing.
 from __future__ import annotations
 
 import re
+import sys
 from pickle import PickleBuffer
 from types import TracebackType
 from typing import Any, Self
 
 from ..errors import ClosedError, UsageError
 from ..model import Address
+
+_ADDRESSES = 1 << 64
+_PYBUF_WRITE = 0x200  # of CPython's stable ABI
 
 
 class BufferExport:
@@ -100,6 +104,25 @@ def address_of(view: memoryview) -> Address:
     address = int(buffer.buf)
     ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
     return Address(address)
+
+
+def view_of_address(address: int, nbytes: int) -> memoryview:
+    """Writable bytes over memory that no Python object exports. The view holds nothing: its user
+    guarantees that the memory stays, as long as the view or a slice of it is used.
+
+    Raises UsageError for no bytes and for a range that is none in an address space.
+    """
+    if not isinstance(address, int) or not isinstance(nbytes, int) or address <= 0 or nbytes <= 0:
+        raise UsageError(f"{nbytes!r} bytes at address {address!r} are no memory")
+    if address + nbytes > _ADDRESSES or nbytes > sys.maxsize:
+        raise UsageError(f"{nbytes} bytes at address {address:#x} wrap around the address space")
+    import ctypes  # here, as in `address_of`
+
+    from_memory = ctypes.pythonapi.PyMemoryView_FromMemory
+    from_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+    from_memory.restype = ctypes.py_object
+    view: memoryview = from_memory(address, nbytes, _PYBUF_WRITE)
+    return view
 
 
 def _raw_view(source: Any) -> memoryview:

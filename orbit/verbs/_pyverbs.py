@@ -35,6 +35,7 @@ from .provider import (
     QueuePairCaps,
 )
 from .records import QueuePairAttributes
+from .registration_hints import registration_hint
 from .turn import Turn, library_path
 
 if TYPE_CHECKING:
@@ -157,9 +158,7 @@ def _typed(device: str, verb: str) -> Iterator[None]:
     except _pyverbs().error as error:
         code = getattr(error, "error_code", -1)
         errno = code if isinstance(code, int) and code > 0 else 0
-        hint = ""
-        if errno == errnos.ENOMEM and verb == "reg_mr":
-            hint = "the limit of locked memory (ulimit -l) may be too small"
+        hint = registration_hint(errno) if verb == "reg_mr" else ""
         raise DeviceError(device, verb, errno, "" if errno else str(error), hint=hint) from error
 
 

@@ -15,8 +15,9 @@ from ..errors import ClosedError, DeviceError, PathUnavailable
 from ..model import Address, PathName, PathReason
 from ..protocol.messages import RailHint
 from .device_messaging import DeviceMessaging
+from .device_regions import DeviceRegions
 from .lane import LaneGroup
-from .offload import Offload, finish
+from .offload import Offload
 from .provider import (
     DeviceLimits,
     NativeContext,
@@ -32,7 +33,6 @@ from .turn import Turn
 from .windows import DomainWindows, WindowPool
 
 _OPEN_TIMEOUT_S = 30.0  # the first one loads the verbs library and its drivers
-_REGISTER_TIMEOUT_S = 60.0  # a gigabyte of prefaulted memory takes well under a second
 
 
 class DeviceContext:
@@ -58,13 +58,12 @@ class DeviceContext:
         self.lanes = LaneGroup(
             turn, context, min(config.cq_depth, limits.max_cqe), config.effective_spin_us
         )
+        self.regions = DeviceRegions(turn, domain, offload)
         self.queue_pairs = 0  # alive
         self.messaging = DeviceMessaging(context, domain, offload)
         self._pkey_index = pkey_index
         self._context = context
         self._domain = domain
-        self._regions: dict[int, NativeRegion] = {}  # by id
-        self._registering: set[asyncio.Future[NativeRegion]] = set()
         self._closing: asyncio.Lock = asyncio.Lock()
 
     @classmethod
@@ -113,7 +112,7 @@ class DeviceContext:
     def closed(self) -> bool:
         return not self._context.native
 
-    def local_end(self, psn: int, *, remote_read: bool) -> LocalEnd:
+    def local_end(self, psn: int, *, remote_read: bool, remote_write: bool = False) -> LocalEnd:
         """For a connection that is made now: the GID is looked up by value, since its index is
         given to another address when an interface is reconfigured. Raises DeviceError.
         """
@@ -121,7 +120,7 @@ class DeviceContext:
         indexes = [self.rail.gid_index, *range(self._context.port(port).gid_count)]
         for index in indexes:
             if ipaddress.IPv6Address(self._context.gid(port, index)) == gid:
-                return LocalEnd(port, index, self._pkey_index, psn, remote_read)
+                return LocalEnd(port, index, self._pkey_index, psn, remote_read, remote_write)
         raise DeviceError(self.name, "query_gid", 0, f"port {port} has lost its GID {gid}")
 
     def create_queue_pair(self, on_failed: FailedHandler, inline_bytes: int = 0) -> BulkQueuePair:
@@ -149,33 +148,22 @@ class DeviceContext:
         self._check_open()
         return self.windows.pool()
 
-    async def register(self, address: Address, length: int, access: int) -> NativeRegion:
-        """Fault the pages in, then register, both in a thread. Raises DeviceError, ClosedError.
+    @property
+    def region_bytes_max(self) -> int:
+        """The longest registration: the device's limit, or the lower one of the configuration."""
+        limits = (self.limits.max_region_bytes, self.config.mr_bytes_max)
+        return min((limit for limit in limits if limit), default=1 << 63)
 
-        Cancelling the wait does not leak the registration: `close` undoes it.
+    async def register(self, address: Address, length: int, access: int) -> NativeRegion:
+        """Raises DeviceError, DeadlineExceeded, ClosedError. Cancelling the wait does not leak the
+        registration: `close` undoes it.
         """
         self._check_open()
-
-        def register() -> NativeRegion:
-            self.turn.prefault(address, length)
-            return self._domain.register(address, length, access)
-
-        future = self.offload.start(register)
-        self._registering.add(future)
-        future.add_done_callback(self._registering.discard)
-        try:
-            region = await finish("registering memory", _REGISTER_TIMEOUT_S, future)
-        except (asyncio.CancelledError, TimeoutError):
-            future.add_done_callback(self._adopt)
-            raise
-        self._regions[id(region)] = region
-        return region
+        return await self.regions.register(address, length, access)
 
     async def deregister(self, region: NativeRegion) -> None:
         """Raises DeviceError (a window is still bound in it); the region stays then."""
-        if id(region) in self._regions:
-            await self.offload.run("deregistering memory", _REGISTER_TIMEOUT_S, region.close)
-            self._regions.pop(id(region), None)
+        await self.regions.deregister(region)
 
     async def close(self) -> None:
         """Queue pairs and their windows are gone by now. In order, once: parked windows, shared
@@ -189,20 +177,13 @@ class DeviceContext:
             if self.queue_pairs:
                 raise DeviceError(self.name, "close", 0, f"{self.queue_pairs} queue pairs left")
             self.messaging.check_no_queue_pairs()
-            if self._registering:
-                await asyncio.wait(set(self._registering))
+            await self.regions.settle()
             self.windows.parked.close()
             self.messaging.close()
             self.lanes.close()
-            for region in list(self._regions.values()):
-                await self.deregister(region)
+            await self.regions.close()
             await self._run_close(self._domain.close)
             await self._run_close(self._context.close)
-
-    def _adopt(self, future: asyncio.Future[NativeRegion]) -> None:
-        """A registration that nobody waits for any more."""
-        if not future.cancelled() and future.exception() is None:
-            self._regions[id(future.result())] = future.result()
 
     async def _run_close(self, close: Callable[[], None]) -> None:
         await self.offload.run("closing a device", self.config.drain_timeout_s, close)

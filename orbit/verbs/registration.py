@@ -1,28 +1,54 @@
-"""Memory that a device may touch: page blocks of our own, a caller's target for one operation, and
-the arena behind pinned registrations.
+"""Memory that a device may touch: page blocks of our own, ranges registered on several devices in
+as many parts as those allow, and a caller's target for one operation.
 
-Owns mappings, registrations and real buffer exports, so that memory outlives every operation on
-it. It does not know who reads or writes.
+Owns registrations, their charges and whatever keeps the memory alive, so that memory outlives every
+operation on it. It does not know who reads or writes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
+import errno as errnos
+import logging
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from ..errors import BudgetExceeded, BusyError, DeviceError, UsageError
-from ..memory.arena import Allocation, OffsetAllocator
+from ..errors import BusyError, DeviceError, OrbitError
 from ..memory.budget import Budget, Charge
-from ..model import Address, PathReason
-from ..transport.interface import PinnedBuffer
+from ..memory.pages import cut, page_range, whole_pages
+from ..model import Address
 from . import records
 from .device import DeviceContext
+from .offload import settled
 from .provider import NativeRegion
+from .retention import Retained
 
 # Nothing is ever readable from outside through a parent's own key (D1).
 PARENT_ACCESS = records.ACCESS_LOCAL_WRITE | records.ACCESS_MW_BIND
+
+# A gigabyte of prefaulted memory takes well under a second; a device that needs longer is dying.
+REGISTER_TIMEOUT_S = 60.0
+
+logger = logging.getLogger("orbit.verbs")
+
+
+@runtime_checkable
+class KeyHolder(Protocol):
+    """What `PinnedBuffer.arena` is on the RDMA path: the registration that the buffer lies in."""
+
+    def region(self, device: DeviceContext) -> NativeRegion | None:
+        """The registration on that device; None where there is none, or none any more."""
+
+
+class Segment(NamedTuple):
+    """Bytes under one key of one device."""
+
+    address: int
+    lkey: int
+    nbytes: int
 
 
 def address_of(view: memoryview) -> Address:
@@ -44,7 +70,7 @@ class RegisteredBlock:
     @classmethod
     async def open(cls, device: DeviceContext, nbytes: int, access: int) -> RegisteredBlock:
         """Raises DeviceError."""
-        memory = mmap.mmap(-1, _whole_pages(nbytes))
+        memory = mmap.mmap(-1, whole_pages(nbytes))
         address = address_of(memoryview(memory))
         region = await device.register(address, len(memory), access)
         return cls(device, memory, region)
@@ -62,146 +88,216 @@ class RegisteredBlock:
         await self._device.deregister(self._region)
 
 
-class TargetRegistration:
-    """A caller's buffer, registered on one device for one operation. Holds the buffer's export."""
+class RangePart:
+    """A part of a registration, with one key for each device. A KeyHolder."""
 
-    def __init__(self, device: DeviceContext, view: memoryview, region: NativeRegion) -> None:
-        self._device = device
-        self._view: memoryview | None = view
-        self._region = region
+    __slots__ = ("address", "nbytes", "regions")
 
-    @classmethod
-    async def open(cls, device: DeviceContext, view: memoryview) -> TargetRegistration:
-        """Raises DeviceError (ENOMEM: the locked-memory limit)."""
-        held = memoryview(view)
-        region = await device.register(address_of(held), held.nbytes, records.ACCESS_LOCAL_WRITE)
-        return cls(device, held, region)
-
-    @property
-    def lkey(self) -> int:
-        return self._region.lkey
-
-    async def close(self) -> None:
-        """No operation on it is in flight any more. Raises DeviceError; the export stays then."""
-        await self._device.deregister(self._region)
-        self._view = None
-
-
-class PinnedArena:
-    """PinnedMemory of the RDMA path: one arena, mapped and registered at its first use.
-
-    It is registered on every device, since the consumer chooses the rail. What the arena's
-    allocator calls granules are 4 KiB.
-    """
-
-    def __init__(self, devices: Sequence[DeviceContext], arena_bytes: int, budget: Budget) -> None:
-        self._devices = tuple(devices)
-        self._arena_bytes = _whole_pages(arena_bytes)
-        self.budget = budget
-        self._memory: mmap.mmap | None = None
-        self._view = memoryview(b"")
-        self._address = Address(0)
-        self._allocator: OffsetAllocator | None = None
-        self._charge: Charge | None = None
-        self._regions: dict[DeviceContext, NativeRegion] = {}
-        self._mapping = asyncio.Lock()
-        self._closed = False
-        self.failure = ""  # why the arena could not be had, for people
-
-    @property
-    def registered_bytes(self) -> int:
-        return self._arena_bytes if self._allocator is not None else 0
-
-    @property
-    def allocated_bytes(self) -> int:
-        return 0 if self._allocator is None else self._allocator.allocated_bytes
-
-    async def ensure(self) -> PathReason:
-        """Map and register the arena if there is none. OK, budget or pool_exhausted."""
-        async with self._mapping:
-            if self._closed:
-                return PathReason.DRAINING
-            if self._allocator is not None:
-                return PathReason.OK
-            try:
-                charge = self.budget.charge(self._arena_bytes * len(self._devices))
-            except BudgetExceeded as error:
-                self.failure = str(error)
-                return PathReason.BUDGET
-            try:
-                await self._map()
-            except (DeviceError, OSError, TimeoutError) as error:
-                charge.repay()
-                self.failure = str(error)
-                return PathReason.POOL_EXHAUSTED
-            self._charge = charge
-            return PathReason.OK
-
-    def allocate_nowait(self, nbytes: int) -> PinnedBuffer:
-        """Raises BusyError (no room now, or no arena), UsageError (never fits)."""
-        if self._allocator is None:
-            raise BusyError("no arena is mapped")
-        if nbytes > self._arena_bytes:
-            raise BusyError(f"{nbytes} bytes do not fit an arena of {self._arena_bytes}")
-        if nbytes <= 0:
-            raise UsageError("a pinned buffer has at least one byte")
-        allocation = self._allocator.allocate(nbytes)
-        if allocation is None:
-            raise BusyError(f"the arena has no room for {nbytes} bytes now")
-        start = allocation.offset
-        return PinnedBuffer(
-            view=self._view[start : start + nbytes],
-            address=Address(self._address + start),
-            arena=self,
-            token=allocation,
-        )
-
-    def free(self, buffer: PinnedBuffer) -> None:
-        """The caller has proven that nothing accesses it any more."""
-        if buffer.arena is not self or not isinstance(buffer.token, Allocation):
-            raise UsageError("this buffer is not of this arena")
-        if self._allocator is not None:
-            self._allocator.free(buffer.token)
+    def __init__(self, address: Address, nbytes: int) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.regions: dict[DeviceContext, NativeRegion] = {}
 
     def region(self, device: DeviceContext) -> NativeRegion | None:
-        """The arena's registration on that device."""
-        return self._regions.get(device)
+        return self.regions.get(device)
+
+
+class Registration:
+    """One range on every one of `devices`, or on none. It is cut where a device's limit wants it.
+
+    It keeps `keep` alive and `charge` (of whole pages, for each device) unpaid until every device
+    has confirmed the end; then `on_gone` is called, once.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[DeviceContext],
+        address: Address,
+        nbytes: int,
+        access: int,
+        charge: Charge,
+        retained: Retained,
+        keep: object,
+    ) -> None:
+        self.on_gone: Callable[[], None] | None = None
+        self._devices = tuple(devices)
+        limit = min((device.region_bytes_max for device in devices), default=nbytes)
+        self.parts = tuple(RangePart(*part) for part in cut(address, nbytes, limit))
+        self.first_page, self.page_bytes = page_range(address, nbytes)
+        self._access = access
+        self._charge = charge
+        self._retained = retained
+        self._keep: object | None = keep
+        self._wanted = True
+        self._ending: asyncio.Task[None] | None = None
+
+    @property
+    def charged_bytes(self) -> int:
+        """0 once the last device has confirmed the end."""
+        return self._charge.nbytes if self._charge.live else 0
+
+    async def open(self) -> None:
+        """To be run in a task that nobody cancels. Raises DeviceError, BusyError (abandoned): what
+        was registered is deregistered by then, or retained.
+        """
+        try:
+            for part in self.parts:
+                for device in self._devices:
+                    if not self._wanted:
+                        raise BusyError("the registration is not wanted any more")
+                    begun = device.regions.begin_register(part.address, part.nbytes, self._access)
+                    part.regions[device] = await settled(begun)
+        except OrbitError as error:
+            await self.give_up(str(error))
+            raise
+
+    def abandon(self) -> None:
+        """`open` need not go on: it ends with BusyError, unless it has got everything already."""
+        self._wanted = False
 
     async def close(self) -> None:
-        """Deregister. No window is bound in it any more. Raises DeviceError; the rest stays."""
-        self._closed = True
-        async with self._mapping:
-            await self._unregister()
-            self._allocator = None
-            if self._charge is not None:
-                self._charge.repay()
-                self._charge = None
-            # Views that are still out keep the mapping alive; it goes with the last of them.
-            self._view = memoryview(b"")
-            self._memory = None
+        """Nothing uses the range any more. Every device is asked. Raises the first DeviceError:
+        what was refused stays registered and charged, and closing again goes on there. Cancelling
+        ends the waiting only.
+        """
+        if self._ending is None or self._ending.done():
+            self._ending = asyncio.get_running_loop().create_task(self._deregister())
+        await asyncio.shield(self._ending)
 
-    async def _map(self) -> None:
-        memory = mmap.mmap(-1, self._arena_bytes)
-        view = memoryview(memory)
-        address = address_of(view)
+    async def give_up(self, cause: str) -> None:
+        """Close it for nobody: what cannot be proven to be gone is retained."""
         try:
-            for device in self._devices:
-                self._regions[device] = await device.register(
-                    address, self._arena_bytes, PARENT_ACCESS
-                )
-        except BaseException:
-            await self._unregister()
+            await self.close()
+        except OrbitError as error:
+            self.retain(f"{cause}; {error}")
+
+    def retain(self, cause: str) -> None:
+        """A device may still reach it: kept, charged and listed, until it closes after all."""
+        logger.error("%d bytes of registered memory are kept: %s", self.page_bytes, cause)
+        now = asyncio.get_running_loop().time()
+        self._retained.add(self, "registered memory", self.page_bytes, cause, now)
+
+    async def _deregister(self) -> None:
+        first: OrbitError | None = None
+        for part in self.parts:
+            for device, region in list(part.regions.items()):
+                try:
+                    await settled(device.regions.begin_deregister(region))
+                except OrbitError as error:
+                    first = first or error
+                else:
+                    del part.regions[device]
+        if first is not None:
+            raise first
+        if self._charge.live:
+            self._charge.repay()
+            self._keep = None
+            self._retained.remove(self)
+            on_gone, self.on_gone = self.on_gone, None
+            if on_gone is not None:
+                on_gone()
+
+
+async def wait_opened(
+    opening: asyncio.Task[None], registration: Registration, alone: Callable[[], bool]
+) -> None:
+    """Wait for the `open` of memory that is the caller's. Raises DeviceError (ETIMEDOUT: a device
+    does not answer; the memory is kept and listed until it does), BusyError.
+
+    Cancelled while nobody else waits (`alone`): it is rolled back before that shows, since the
+    memory is the caller's again then.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + REGISTER_TIMEOUT_S
+    cancelled = False
+    while not opening.done():
+        left_s = deadline - loop.time()
+        if left_s <= 0:
+            _leave(opening, registration)
+            raise DeviceError("memory", "reg_mr", errnos.ETIMEDOUT, "a device does not answer")
+        try:
+            await asyncio.wait([opening], timeout=left_s)
+        except asyncio.CancelledError:
+            if not alone():
+                raise
+            cancelled = True
+            registration.abandon()
+    if not cancelled:
+        try:
+            opening.result()
+        finally:
+            # The error's traceback holds this frame, which must not hold the error: a cycle would
+            # keep the caller's memory until the garbage collector comes.
+            del opening
+        return
+    if opening.exception() is None:
+        undoing = loop.create_task(registration.give_up("cancelled"))
+        while not undoing.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([undoing])
+    raise asyncio.CancelledError
+
+
+def _leave(opening: asyncio.Task[None], registration: Registration) -> None:
+    """Nobody waits for it any more: whatever comes of it is undone."""
+    registration.abandon()
+    registration.retain(f"a device did not answer within {REGISTER_TIMEOUT_S:g} s")
+    loop = asyncio.get_running_loop()
+    undoing: list[asyncio.Task[None]] = []  # alive as long as the registration's task
+
+    def undo(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            undoing.append(loop.create_task(registration.give_up("it came too late")))
+
+    opening.add_done_callback(undo)
+
+
+class TargetRegistration:
+    """A caller's buffer, registered on one device for one operation. Holds the buffer's export, and
+    a charge of the budget for its pages.
+    """
+
+    def __init__(self, device: DeviceContext, registration: Registration) -> None:
+        self._device = device
+        self._registration = registration
+
+    @classmethod
+    async def open(
+        cls, device: DeviceContext, view: memoryview, budget: Budget, retained: Retained
+    ) -> TargetRegistration:
+        """Raises BudgetExceeded, DeviceError (ENOMEM: the locked-memory limit). Cancelled: it is
+        rolled back before that shows.
+        """
+        held = memoryview(view)
+        address = address_of(held)
+        _, pinned_bytes = page_range(address, held.nbytes)
+        registration = Registration(
+            (device,),
+            address,
+            held.nbytes,
+            records.ACCESS_LOCAL_WRITE,
+            budget.charge(pinned_bytes),
+            retained,
+            held,
+        )
+        loop = asyncio.get_running_loop()
+        await wait_opened(loop.create_task(registration.open()), registration, lambda: True)
+        return cls(device, registration)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The buffer in address order, cut where the device's limit wants it."""
+        return tuple(
+            Segment(part.address, part.regions[self._device].lkey, part.nbytes)
+            for part in self._registration.parts
+        )
+
+    async def close(self) -> None:
+        """No operation on it is in flight any more. Raises DeviceError: the export and the charge
+        stay then, and it is listed as retained.
+        """
+        try:
+            await self._registration.close()
+        except OrbitError as error:
+            self._registration.retain(str(error))
             raise
-        self._memory, self._view, self._address = memory, view, address
-        self._allocator = OffsetAllocator(self._arena_bytes)
-
-    async def _unregister(self) -> None:
-        for device in self._devices:
-            region = self._regions.get(device)
-            if region is not None:
-                await device.deregister(region)
-                del self._regions[device]
-
-
-def _whole_pages(nbytes: int) -> int:
-    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE

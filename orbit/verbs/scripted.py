@@ -34,7 +34,7 @@ from .scripted_fabric import (
 )
 from .turn import QueuePairAttributes, Turn
 
-_ENODEV = 19
+_ENODEV, _EINVAL = 19, 22
 _CAPS = struct.Struct("=3I")
 _EVENT = struct.Struct("=IIQ")
 
@@ -128,6 +128,8 @@ class ScriptedSharedReceive(ScriptedObject):
 
 class ScriptedDomain(ScriptedObject):
     def register(self, address: int, length: int, access: int) -> ScriptedRegion:
+        if length > self._device.facts.limits.max_region_bytes:
+            raise DeviceError(self._device.name, "reg_mr", _EINVAL, "longer than max_mr_size")
         native = self._make("reg_mr", "fake_mr_new", address, length, access)
         return ScriptedRegion(self._device, native, "dereg_mr")
 
@@ -194,7 +196,7 @@ class ScriptedContext(ScriptedObject):
             lid=0,
             link_layer="ethernet",
             gid_count=GID_ENTRIES,
-            max_message_bytes=(8 << 20) if self._device.fabric.rxe else (1 << 30),
+            max_message_bytes=facts.message_bytes_max,
         )
 
     def gid(self, port: int, index: int) -> str:

@@ -165,6 +165,7 @@ class _Facts:
     )
     mtu: int = 4096
     active: bool = True
+    message_bytes_max: int = 1 << 30
 
 
 class ScriptedDevice:
@@ -179,6 +180,7 @@ class ScriptedDevice:
         self.facts = _Facts()
         if fabric.rxe:
             self.facts.limits = replace(self.facts.limits, vendor_id=RXE.vendor_id)
+            self.facts.message_bytes_max = 8 << 20
         self._failures: dict[str, _VerbFailure] = {}
 
     # -- completions and work requests
@@ -262,6 +264,11 @@ class ScriptedDevice:
         """Whether a limit that is armed while fewer receives are left raises its event at once,
         which devices may do; else the next receive does."""
         self._call("fake_device_set_limit_at_arm", int(at_arm))
+
+    def set_message_bytes_max(self, nbytes: int) -> None:
+        """The longest message, as the port says it; set it before the device is opened."""
+        self.facts.message_bytes_max = nbytes
+        self._call("fake_device_set_message_max", nbytes)
 
     def raise_event(self, kind: AsyncEventKind, about: NativeObject | None = None) -> None:
         """An asynchronous event: about an object of this device, or about the device or its port,
