@@ -2,18 +2,19 @@
 
 A SimFabric joins the SimPath of every node, as a network joins their devices. A path carries the
 name that it is given, so that a world has an `rdma` and a `tcp` one. Exposures end as real ones do:
-after `retract` no byte is read any more, and a pull that is under way fails.
+after `retract` no byte is read or written any more, and a transfer that is under way fails.
 """
 
 from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ..errors import DeadlineExceeded, PathFailed, PathUnavailable, PeerLost
-from ..model import LeaseId, PathName, PathReason
+from ..model import Direction, LeaseId, PathName, PathReason
+from ..transport.in_flight import InFlight
 from ..transport.interface import (
     CallHandler,
     Exposure,
@@ -34,7 +35,11 @@ class _Exposed:
     owner: SimPath
     attempt: bytes
     lease_id: LeaseId
-    view: memoryview
+    span: Span
+    direction: Direction
+    pushed: bool = False  # some byte of a push has arrived: there is no second one
+    whole: bool = False  # every byte of it has
+    over: asyncio.Event = field(default_factory=asyncio.Event)  # moved whole, or retracted
 
 
 class SimFabric:
@@ -59,19 +64,29 @@ class SimFabric:
 
     def remove(
         self, owner: SimPath, attempt: bytes | None = None, lease_id: LeaseId | None = None
-    ) -> None:
-        """Everything of `owner`, or of one epoch, or of one lease."""
+    ) -> list[_Exposed]:
+        """Everything of `owner`, or of one epoch, or of one lease. What it was."""
+        removed = []
         for key, exposed in list(self._exposed.items()):
             if (
                 exposed.owner is owner
                 and attempt in (None, exposed.attempt)
                 and lease_id in (None, exposed.lease_id)
             ):
-                del self._exposed[key]
+                exposed.over.set()
+                removed.append(self._exposed.pop(key))
+        return removed
+
+    async def drain(self, owner: SimPath) -> None:
+        """See DataPath.drain, of what that path exposes."""
+        for exposed in [e for e in self._exposed.values() if e.owner is owner]:
+            await exposed.over.wait()
 
 
 class SimPath:
-    """DataPath. `faults` may be changed at any time; `pulls` and `prepares` are for assertions."""
+    """DataPath. `faults` may be changed at any time; `pulls`, `pushes` and `prepares` are for
+    assertions.
+    """
 
     def __init__(
         self,
@@ -83,16 +98,18 @@ class SimPath:
         self.name = name
         self.faults = faults or PathFaults()
         self.pulls = 0
+        self.pushes = 0
         self.prepares = 0
         self._fabric = fabric
         self._no_progress_s = no_progress_s
         self._closed = False
         self._closed_attempts: set[bytes] = set()
+        self._moving = InFlight()  # pulls and pushes
 
-    def availability(self, session: Session) -> PathReason:
+    def availability(self, session: Session, direction: Direction = Direction.READ) -> PathReason:
         return self.faults.availability
 
-    async def prepare(self, session: Session) -> PathReason:
+    async def prepare(self, session: Session, direction: Direction = Direction.READ) -> PathReason:
         self.prepares += 1
         await asyncio.sleep(self.faults.prepare_s)
         return self.faults.prepare
@@ -101,14 +118,19 @@ class SimPath:
         return {}
 
     async def expose(
-        self, session: Session, span: Span, lease_id: LeaseId, array: int = 0
+        self,
+        session: Session,
+        span: Span,
+        lease_id: LeaseId,
+        array: int = 0,
+        direction: Direction = Direction.READ,
     ) -> Exposure:
         await asyncio.sleep(0)
         if self.faults.expose is not PathReason.OK:
             raise PathUnavailable(self.name, self.faults.expose, "simulated")
         if self._over(session):
             raise PathUnavailable(self.name, PathReason.DRAINING, "the session is closed")
-        exposed = _Exposed(self, session.attempt, lease_id, span.view)
+        exposed = _Exposed(self, session.attempt, lease_id, span, direction, whole=not span.nbytes)
         transfer_id = self._fabric.add(self.name, exposed)
         if self.name is PathName.RDMA:
             return Exposure(descriptor=_DESCRIPTOR.pack(_DESCRIPTOR_MAGIC, transfer_id))
@@ -116,7 +138,9 @@ class SimPath:
 
     async def retract(self, session: Session, lease_id: LeaseId, *, transferred: bool) -> None:
         await asyncio.sleep(0)
-        self._fabric.remove(self, session.attempt, lease_id)
+        for exposed in self._fabric.remove(self, session.attempt, lease_id):
+            if transferred and exposed.direction is Direction.WRITE and not exposed.whole:
+                raise PathFailed(self.name, PathReason.GET_FAILED, "not every byte has arrived")
 
     async def pull(
         self,
@@ -128,23 +152,82 @@ class SimPath:
     ) -> PullReport:
         self.pulls += 1
         transfer_id = self._transfer_id(exposure)
+
+        def move(done: int, count: int) -> None:
+            exposed = self._exposed(session, transfer_id, Direction.READ)
+            if target.nbytes > exposed.span.nbytes:
+                raise PathFailed(self.name, PathReason.GET_FAILED, "the range is outside")
+            _copy(exposed.span, target, done, count)
+            if done + count == exposed.span.nbytes:
+                exposed.over.set()
+
+        return await self._transfer("read", target.nbytes, move, progress)
+
+    async def push(
+        self,
+        session: Session,
+        exposure: Exposure,
+        lease_id: LeaseId,
+        source: Span,
+        progress: Progress | None = None,
+    ) -> PullReport:
+        self.pushes += 1
+        transfer_id = self._transfer_id(exposure)
+
+        def move(done: int, count: int) -> None:
+            exposed = self._exposed(session, transfer_id, Direction.WRITE)
+            if source.nbytes != exposed.span.nbytes:
+                raise PathFailed(self.name, PathReason.GET_FAILED, "not of the granted size")
+            if done == 0 and exposed.pushed:
+                raise PathFailed(self.name, PathReason.GET_FAILED, "it was written already")
+            exposed.pushed = True
+            _copy(source, exposed.span, done, count)
+            exposed.whole = done + count == source.nbytes
+            if exposed.whole:
+                exposed.over.set()
+
+        return await self._transfer("write", source.nbytes, move, progress)
+
+    async def _transfer(
+        self,
+        phase: str,
+        nbytes: int,
+        move: Callable[[int, int], None],
+        progress: Progress | None,
+    ) -> PullReport:
+        moving = self._moving.begin()
+        try:
+            return await self._move(phase, nbytes, move, progress)
+        finally:
+            self._moving.end(moving)
+
+    async def _move(
+        self,
+        phase: str,
+        nbytes: int,
+        move: Callable[[int, int], None],
+        progress: Progress | None,
+    ) -> PullReport:
         fail_at, reason = self.faults.failures.pop(0) if self.faults.failures else (None, None)
         loop = asyncio.get_running_loop()
-        started, view, done, chunks = loop.time(), target.view, 0, 0
-        while done < len(view) or (fail_at == 0 and done == 0):
-            count = min(self.faults.chunk_bytes, len(view) - done)
+        started, done, chunks = loop.time(), 0, 0
+        while done < nbytes or (fail_at == 0 and done == 0):
+            count = min(self.faults.chunk_bytes, nbytes - done)
             await asyncio.sleep(count / self.faults.bytes_per_s)
             if fail_at is not None and reason is not None and done + count >= fail_at:
                 raise PathFailed(self.name, reason, "simulated")
             if self.faults.stall_at_bytes is not None and done >= self.faults.stall_at_bytes:
                 await asyncio.sleep(self._no_progress_s)
-                raise DeadlineExceeded("progress of the simulated pull", self._no_progress_s)
-            source = self._source(session, transfer_id, len(view))
-            view[done : done + count] = source[done : done + count]
+                raise DeadlineExceeded("progress of the simulated transfer", self._no_progress_s)
+            move(done, count)
             done, chunks = done + count, chunks + 1
             if progress is not None:
                 progress(done)
-        return PullReport({"read": loop.time() - started}, {"chunks": chunks})
+        return PullReport({phase: loop.time() - started}, {"chunks": chunks})
+
+    async def drain(self) -> None:
+        await self._fabric.drain(self)
+        await self._moving.wait()
 
     async def close_session(self, session: Session) -> None:
         self._closed_attempts.add(session.attempt)
@@ -157,15 +240,15 @@ class SimPath:
     def _over(self, session: Session) -> bool:
         return self._closed or session.closed or session.attempt in self._closed_attempts
 
-    def _source(self, session: Session, transfer_id: int, length: int) -> memoryview:
+    def _exposed(self, session: Session, transfer_id: int, direction: Direction) -> _Exposed:
         if self._over(session):
             raise PeerLost(str(session.peer), "the session is closed")
         exposed = self._fabric.find(self.name, session.attempt, transfer_id)
         if exposed is None:
             raise PathFailed(self.name, PathReason.GET_FAILED, "the owner knows no such transfer")
-        if length > len(exposed.view):
-            raise PathFailed(self.name, PathReason.GET_FAILED, "the range is outside")
-        return exposed.view
+        if exposed.direction is not direction:
+            raise PathFailed(self.name, PathReason.GET_FAILED, "a lease of the other direction")
+        return exposed
 
     def _transfer_id(self, exposure: Exposure) -> int:
         if self.name is not PathName.RDMA:
@@ -177,3 +260,21 @@ class SimPath:
         if magic != _DESCRIPTOR_MAGIC:
             raise PathFailed(self.name, PathReason.DECODE_ERROR, "not a simulated descriptor")
         return int(transfer_id)
+
+
+def _copy(source: Span, target: Span | Target, offset: int, nbytes: int) -> None:
+    """Those bytes of the one to the same place in the other, whose borders may differ."""
+    data = memoryview(b"".join(_parts(source.pieces, offset, nbytes)))
+    at = 0
+    for part in _parts(target.pieces, offset, nbytes):
+        part[:] = data[at : at + len(part)]
+        at += len(part)
+
+
+def _parts(pieces: Sequence[Span | Target], offset: int, nbytes: int) -> Iterator[memoryview]:
+    start = 0
+    for piece in pieces:
+        low, high = max(offset - start, 0), min(offset + nbytes - start, len(piece.view))
+        if low < high:
+            yield piece.view[low:high]
+        start += len(piece.view)

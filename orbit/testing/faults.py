@@ -23,7 +23,9 @@ class LinkFaults:
 
 @dataclass(slots=True)
 class PathFaults:
-    """`failures` are used up, one a pull: each names the bytes that still arrive and the reason."""
+    """`failures` are used up, one a pull or push: each names the bytes that still arrive and the
+    reason.
+    """
 
     bytes_per_s: float = 1e9
     chunk_bytes: int = 64 << 10
@@ -32,4 +34,4 @@ class PathFaults:
     prepare_s: float = 0.001
     expose: PathReason = PathReason.OK
     failures: list[tuple[int, PathReason]] = field(default_factory=list)
-    stall_at_bytes: int | None = None  # a pull stops there until its no-progress deadline
+    stall_at_bytes: int | None = None  # it stops there until its no-progress deadline

@@ -1,7 +1,9 @@
 """What a bulk connection carries once it is admitted: requests for ranges, answers, raw bytes.
 
-One request at a time: magic, transfer id, offset and length; the answer is a status and, when that
-is OK, exactly as many bytes as were asked for. BulkReader and BulkWriter are its two ends.
+One request at a time: magic, transfer id, offset and length. To a pull the answer is a status and,
+when that is OK, exactly as many bytes as were asked for. To a push it is a status; when that is OK
+the bytes follow from the one who asked, and a second answer says that all of them have arrived.
+BulkConsumer and BulkOwner are the two ends.
 """
 
 from __future__ import annotations
@@ -9,15 +11,14 @@ from __future__ import annotations
 import struct
 from enum import IntEnum
 
-MAGIC = 0x6F726274
+MAGIC = 0x6F726274  # of answers, and of requests to pull
+MAGIC_PUSH = 0x6F726270  # an owner from before it ends the connection
 REQUEST = struct.Struct(">IQQQ")  # magic, transfer id, offset, length
 ANSWER = struct.Struct(">IIQ")  # magic, status, length of the bytes that follow
 
 # A callback moves at most this much, so that a fast peer cannot keep the event loop from its timers
 # for more than about a millisecond.
 CALLBACK_BYTES = 4 << 20
-
-NO_BYTES = memoryview(b"")
 
 
 class BulkStatus(IntEnum):
@@ -27,11 +28,14 @@ class BulkStatus(IntEnum):
     UNKNOWN_TRANSFER = 1
     RANGE = 2
     SOURCE_FAILED = 3
+    DIRECTION = 4
+    WRITTEN = 5
 
 
 class ConnectionDied(Exception):
-    """Inside the transport only: the connection ended before a pull was complete. `answered`: some
-    byte of the answer had arrived, so the request is not repeated."""
+    """Inside the transport only: the connection ended before a transfer was complete. `answered`:
+    some byte of an answer had arrived, so the request is not repeated.
+    """
 
     def __init__(self, cause: str, answered: bool) -> None:
         super().__init__(cause)

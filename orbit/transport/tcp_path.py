@@ -1,4 +1,4 @@
-"""The TCP data path: an owner's bytes go straight from its memory to sockets and into the target.
+"""The TCP data path: bytes go from one side's memory straight to sockets, and into the other's.
 
 Owner and consumer side in one DataPath. It holds what is exposed to which epoch, admits bulk
 connections by their tokens, and keeps a small pool of connections to each owner. It takes no path
@@ -7,8 +7,9 @@ decision and knows no handles; how a connection is dialed and greeted is tcp_dia
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..errors import (
@@ -20,12 +21,14 @@ from ..errors import (
     PeerRefused,
     PeerUnreachable,
 )
-from ..model import LeaseId, PathName, PathReason
+from ..model import Direction, LeaseId, PathName, PathReason
 from ..protocol.messages import BulkHello
 from ..protocol.security import BulkGate, BulkTickets
+from .in_flight import InFlight
 from .interface import CallHandler, Exposure, Progress, PullReport, Session, Span, Target
 from .tcp_bulk import ConnectionDied
-from .tcp_bulk_writer import BulkWriter
+from .tcp_bulk_consumer import BulkConsumer
+from .tcp_bulk_owner import Arrival, BulkOwner, Exposed
 from .tcp_dial import DialOptions, dial_bulk
 from .tcp_pool import BulkPool
 from .tcp_wire import Wire
@@ -45,23 +48,13 @@ class TcpPathOptions:
 
 
 @dataclass(slots=True, eq=False)
-class _Exposed:
-    transfer_id: int
-    view: memoryview
-
-
-@dataclass(slots=True, eq=False)
 class _OwnerSide:
-    """What one epoch may read from us, and the connections it does that over."""
+    """What one epoch may read from us and write, and the connections it does that over."""
 
     gate: BulkGate
-    by_lease: dict[LeaseId, _Exposed] = field(default_factory=dict)
-    by_transfer: dict[int, _Exposed] = field(default_factory=dict)
-    writers: set[BulkWriter] = field(default_factory=set)
-
-    def find(self, transfer_id: int) -> memoryview | None:
-        exposed = self.by_transfer.get(transfer_id)
-        return None if exposed is None else exposed.view
+    by_lease: dict[LeaseId, Exposed] = field(default_factory=dict)
+    by_transfer: dict[int, Exposed] = field(default_factory=dict)
+    connections: set[BulkOwner] = field(default_factory=set)
 
 
 class TcpPath:
@@ -77,12 +70,13 @@ class TcpPath:
         self._owners: dict[bytes, _OwnerSide] = {}
         self._pools: dict[bytes, BulkPool] = {}
         self._transfers = 0
+        self._moving = InFlight()  # pulls and pushes
         self._closed = False
 
-    def availability(self, session: Session) -> PathReason:
+    def availability(self, session: Session, direction: Direction = Direction.READ) -> PathReason:
         return PathReason.OK
 
-    async def prepare(self, session: Session) -> PathReason:
+    async def prepare(self, session: Session, direction: Direction = Direction.READ) -> PathReason:
         """Nothing: small payloads ride on the acquire answer, so a dial ahead could be in vain."""
         return PathReason.OK
 
@@ -90,7 +84,12 @@ class TcpPath:
         return {}
 
     async def expose(
-        self, session: Session, span: Span, lease_id: LeaseId, array: int = 0
+        self,
+        session: Session,
+        span: Span,
+        lease_id: LeaseId,
+        array: int = 0,
+        direction: Direction = Direction.READ,
     ) -> Exposure:
         if self._closed or session.closed:
             raise PathUnavailable(self.name, PathReason.DRAINING, "the session is closed")
@@ -100,21 +99,27 @@ class TcpPath:
             owner = _OwnerSide(gate)
             self._owners[session.attempt] = owner
         self._transfers += 1
-        exposed = _Exposed(self._transfers, span.view)
+        pieces = tuple(piece.view for piece in span.pieces)
+        exposed = Exposed(self._transfers, pieces, direction)
         owner.by_lease[lease_id] = owner.by_transfer[exposed.transfer_id] = exposed
         return Exposure(transfer_id=exposed.transfer_id)
 
     async def retract(self, session: Session, lease_id: LeaseId, *, transferred: bool) -> None:
-        """A send reads the span only inside a callback of this loop, so that none is running now.
-        One that is half through loses its connection: the rest of its answer may not be sent."""
+        """The span is accessed only inside a callback of this loop, so that nothing does now. A
+        transfer that is half through loses its connection: the rest of it may not move.
+        """
         owner = self._owners.get(session.attempt)
         exposed = None if owner is None else owner.by_lease.pop(lease_id, None)
         if owner is None or exposed is None:
             return
         del owner.by_transfer[exposed.transfer_id]
-        for writer in tuple(owner.writers):
-            if writer.transfer_id == exposed.transfer_id:
-                writer.close()
+        exposed.finish()
+        for connection in tuple(owner.connections):
+            if connection.exposed is exposed:
+                connection.close()
+        written = exposed.direction is Direction.WRITE
+        if written and transferred and exposed.arrival is not Arrival.WHOLE:
+            raise PathFailed(self.name, PathReason.GET_FAILED, "not every byte has arrived")
 
     def admit_bulk(self, hello: BulkHello) -> None:
         """Owner: check the first frame of an accepted bulk connection. Raises PeerRefused."""
@@ -122,7 +127,7 @@ class TcpPath:
         if owner is None:
             raise PeerRefused("auth", "no such epoch")
         owner.gate.admit(hello)
-        if len(owner.writers) >= self._options.accepted_max:
+        if len(owner.connections) >= self._options.accepted_max:
             raise PeerRefused("busy", "too many bulk connections")
 
     def serve_bulk(self, wire: Wire, hello: BulkHello) -> None:
@@ -131,9 +136,8 @@ class TcpPath:
         if owner is None:  # the epoch ended while the welcome was on its way
             wire.close()
             return
-        owner.writers.add(
-            BulkWriter(wire, owner.find, owner.writers.discard, self._options.no_progress_s)
-        )
+        find, ended = owner.by_transfer.get, owner.connections.discard
+        owner.connections.add(BulkOwner(wire, find, ended, self._options.no_progress_s))
 
     async def pull(
         self,
@@ -143,30 +147,65 @@ class TcpPath:
         target: Target,
         progress: Progress | None = None,
     ) -> PullReport:
-        if not target.view:
+        pieces = [piece.view for piece in target.pieces]
+        if not any(pieces):
             return PullReport()
+
+        async def pull(end: BulkConsumer) -> None:
+            await end.pull(exposure.transfer_id, pieces, self._options.no_progress_s, progress)
+
+        return await self._transfer(session, "read", pull)
+
+    async def push(
+        self,
+        session: Session,
+        exposure: Exposure,
+        lease_id: LeaseId,
+        source: Span,
+        progress: Progress | None = None,
+    ) -> PullReport:
+        """Returns when the owner has every byte. `progress`: of those that this kernel took."""
+        pieces = [piece.view for piece in source.pieces]
+        if not any(pieces):
+            return PullReport()
+
+        async def push(end: BulkConsumer) -> None:
+            await end.push(exposure.transfer_id, pieces, self._options.no_progress_s, progress)
+
+        return await self._transfer(session, "write", push)
+
+    async def _transfer(
+        self, session: Session, phase: str, move: Callable[[BulkConsumer], Awaitable[None]]
+    ) -> PullReport:
+        moving = self._moving.begin()
+        try:
+            return await self._move(session, phase, move)
+        finally:
+            self._moving.end(moving)
+
+    async def _move(
+        self, session: Session, phase: str, move: Callable[[BulkConsumer], Awaitable[None]]
+    ) -> PullReport:
         pool = self._pool(session)
         started, dials = time.perf_counter(), pool.dials
         for may_repeat in (True, False):
             reused = False
             try:
-                async with pool.connection(fresh=not may_repeat) as (reader, reused):
-                    reading, wakeups = time.perf_counter(), reader.wakeups
-                    await reader.pull(
-                        exposure.transfer_id, target.view, self._options.no_progress_s, progress
-                    )
+                async with pool.connection(fresh=not may_repeat) as (end, reused):
+                    moving, wakeups = time.perf_counter(), end.wakeups
+                    await move(end)
                     return PullReport(
-                        {"connect": reading - started, "read": time.perf_counter() - reading},
-                        {"wakeups": reader.wakeups - wakeups, "dials": pool.dials - dials},
+                        {"connect": moving - started, phase: time.perf_counter() - moving},
+                        {"wakeups": end.wakeups - wakeups, "dials": pool.dials - dials},
                     )
             except ConnectionDied as died:
-                # An idle connection can die unseen. Reading again is safe while nothing was
-                # answered.
+                # An idle connection can die unseen. Asking again is safe while nothing was
+                # answered: no byte of a push was sent either.
                 if not (may_repeat and reused and not died.answered and not session.closed):
                     raise self._failure(session, str(died)) from died
             except PeerError as error:
                 raise PathFailed(self.name, PathReason.CONNECT_FAILED, str(error)) from error
-        raise InternalError("a pull neither ended nor failed")
+        raise InternalError("a transfer neither ended nor failed")
 
     def _failure(self, session: Session, cause: str) -> PeerLost | PathFailed:
         if session.closed:
@@ -191,6 +230,13 @@ class TcpPath:
             self._pools[session.attempt] = pool
         return pool
 
+    async def drain(self) -> None:
+        sides = self._owners.values()
+        waiting = [e.watch_finished() for side in sides for e in side.by_transfer.values()]
+        if waiting:
+            await asyncio.wait(waiting)
+        await self._moving.wait()
+
     async def close_session(self, session: Session) -> None:
         self._close_attempt(session.attempt)
 
@@ -202,10 +248,12 @@ class TcpPath:
     def _close_attempt(self, attempt: bytes) -> None:
         owner = self._owners.pop(attempt, None)
         if owner is not None:
+            for exposed in owner.by_lease.values():
+                exposed.finish()
             owner.by_lease.clear()
             owner.by_transfer.clear()
-            for writer in tuple(owner.writers):
-                writer.close()
+            for connection in tuple(owner.connections):
+                connection.close()
         pool = self._pools.pop(attempt, None)
         if pool is not None:
             pool.close()

@@ -1,7 +1,7 @@
 """The bulk connections of one consumer to one owner: few, reused, dialed when needed.
 
-A connection carries one pull at a time. Further pulls wait in order; idle connections are trimmed
-one by one. It knows neither handles nor leases, and dialing is a function that it is given.
+A connection carries one transfer at a time. Further ones wait in order; idle connections are
+trimmed one by one. It knows neither handles nor leases, and dialing is a function that it is given.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from .tcp_bulk import ConnectionDied
-from .tcp_bulk_reader import BulkReader
+from .tcp_bulk_consumer import BulkConsumer
 from .tcp_wire import Wire
 
 
@@ -25,8 +25,8 @@ class BulkPool:
         self._idle_s = idle_s
         self._loop = asyncio.get_running_loop()
         self._slots = asyncio.Semaphore(connections_max)
-        self._idle: list[BulkReader] = []  # the most recently used one last
-        self._busy: set[BulkReader] = set()
+        self._idle: list[BulkConsumer] = []  # the most recently used one last
+        self._busy: set[BulkConsumer] = set()
         self._trim: asyncio.TimerHandle | None = None
         self._closed = False
         self.dials = 0
@@ -37,8 +37,8 @@ class BulkPool:
         return len(self._idle) + len(self._busy)
 
     @asynccontextmanager
-    async def connection(self, *, fresh: bool) -> AsyncIterator[tuple[BulkReader, bool]]:
-        """A connection for one pull, and whether it had been idle before. `fresh`: one that was
+    async def connection(self, *, fresh: bool) -> AsyncIterator[tuple[BulkConsumer, bool]]:
+        """A connection for one transfer, and whether it had been idle before. `fresh`: one that was
         not; then the idle ones go too, since what killed one of them most likely killed all.
 
         Raises ConnectionDied when the pool is closed, and what dialing raises.
@@ -46,31 +46,31 @@ class BulkPool:
         async with self._slots:
             if fresh:
                 self._drop_idle()
-            reader = self._take_idle()
-            reused = reader is not None
-            if reader is None:
-                reader = await self._open()
-            self._busy.add(reader)
+            end = self._take_idle()
+            reused = end is not None
+            if end is None:
+                end = await self._open()
+            self._busy.add(end)
             try:
-                yield reader, reused
+                yield end, reused
             finally:
-                self._busy.discard(reader)
+                self._busy.discard(end)
                 if self._closed:
-                    reader.wire.abort()
-                elif not reader.wire.closed:
-                    self._idle.append(reader)
+                    end.wire.abort()
+                elif not end.wire.closed:
+                    self._idle.append(end)
                     self._arm_trim()
 
     def close(self) -> None:
-        """Close every connection; pulls in progress fail, and touch their targets no more."""
+        """Close every connection; transfers in progress fail, and touch their memory no more."""
         self._closed = True
         if self._trim is not None:
             self._trim.cancel()
         self._drop_idle()
-        for reader in tuple(self._busy):
-            reader.abort("the session is closed")
+        for end in tuple(self._busy):
+            end.abort("the session is closed")
 
-    async def _open(self) -> BulkReader:
+    async def _open(self) -> BulkConsumer:
         self._check_open()
         self.dials += 1
         wire = await self._dial()
@@ -79,23 +79,23 @@ class BulkPool:
         except ConnectionDied:
             wire.abort()
             raise
-        return BulkReader(wire, self._forget)
+        return BulkConsumer(wire, self._forget)
 
     def _check_open(self) -> None:
         if self._closed:
             raise ConnectionDied("the session is closed", answered=False)
 
-    def _take_idle(self) -> BulkReader | None:
+    def _take_idle(self) -> BulkConsumer | None:
         while self._idle:
-            reader = self._idle.pop()
+            end = self._idle.pop()
             # The loop may not have run since the peer closed it: look before anything is sent.
-            if reader.is_alive():
-                return reader
+            if end.is_alive():
+                return end
         return None
 
-    def _forget(self, reader: BulkReader) -> None:
-        if reader in self._idle:
-            self._idle.remove(reader)
+    def _forget(self, end: BulkConsumer) -> None:
+        if end in self._idle:
+            self._idle.remove(end)
 
     def _drop_idle(self) -> None:
         while self._idle:
@@ -103,13 +103,13 @@ class BulkPool:
 
     def _arm_trim(self) -> None:
         if self._trim is None and self._idle:
-            due = min(reader.idle_since for reader in self._idle) + self._idle_s
+            due = min(end.idle_since for end in self._idle) + self._idle_s
             self._trim = self._loop.call_at(due, self._on_trim)
 
     def _on_trim(self) -> None:
         self._trim = None
         now = self._loop.time()
-        for reader in [r for r in self._idle if r.idle_since + self._idle_s <= now]:
-            self._idle.remove(reader)
-            reader.wire.close()
+        for end in [e for e in self._idle if e.idle_since + self._idle_s <= now]:
+            self._idle.remove(end)
+            end.wire.close()
         self._arm_trim()

@@ -12,6 +12,7 @@ import contextlib
 import socket
 import ssl
 import struct
+import sys
 from collections.abc import Callable, Sequence
 
 Endpoint = tuple[str, int]
@@ -29,12 +30,16 @@ _PLAIN_CALL_BYTES = 4 << 20
 # deadline.
 _TLS_CALL_BYTES = 64 << 10
 
+_TCP_INFO = getattr(socket, "TCP_INFO", None)
+_BYTES_ACKED = slice(120, 128)  # tcpi_bytes_acked in struct tcp_info
+
 
 class Wire:
     """Sole owner of `sock`. `recv_into` and `send` answer None when they would have to wait."""
 
     __slots__ = (
         "_loop",
+        "_low_water",
         "_readable",
         "_sock",
         "_writable",
@@ -48,6 +53,7 @@ class Wire:
         sock.setblocking(False)
         self._sock = sock
         self._loop = asyncio.get_running_loop()
+        self._low_water = 1
         self._readable = False
         self._writable = False
         self.endpoint = endpoint
@@ -70,6 +76,15 @@ class Wire:
         except ssl.SSLWantWriteError as error:
             raise ConnectionResetError("TLS renegotiation is not supported") from error
 
+    def recv_vector(self, pieces: Sequence[memoryview]) -> int | None:
+        """As `recv_into`, into several pieces in one call. TLS fills the first."""
+        if self.tls or len(pieces) == 1:
+            return self.recv_into(pieces[0])
+        try:
+            return self._sock.recvmsg_into(pieces)[0]
+        except (BlockingIOError, InterruptedError):
+            return None
+
     def send(self, view: memoryview | bytes) -> int | None:
         """Bytes that the kernel took (a copy is made by then), None when it takes none now."""
         try:
@@ -78,15 +93,6 @@ class Wire:
             return None
         except ssl.SSLWantReadError as error:
             raise ConnectionResetError("TLS renegotiation is not supported") from error
-
-    def send_pair(self, head: bytes, body: memoryview) -> int | None:
-        """`head` and then `body` in one call and, if small, packet. TLS sends the head alone."""
-        if self.tls:
-            return self.send(head)
-        try:
-            return self._sock.sendmsg((head, body))
-        except (BlockingIOError, InterruptedError):
-            return None
 
     def send_vector(self, pieces: Sequence[memoryview]) -> int | None:
         """Several pieces in one call; the kernel may take a part of them. TLS sends the first."""
@@ -105,9 +111,22 @@ class Wire:
         """Wake the reader only when `nbytes` are there (or the stream ended). The kernel also
         raises the receive buffer to twice that, without ending its autotuning. TLS hides record
         sizes, so it has no low water."""
-        if not self.tls:
+        if nbytes != self._low_water and not self.tls and not self.closed:
+            self._low_water = nbytes
             with contextlib.suppress(OSError):
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
+
+    def acknowledged_bytes(self) -> int:
+        """How much of all that was sent the other end's kernel has confirmed, TLS's own bytes
+        included; 0 where the system does not say.
+        """
+        if _TCP_INFO is None:
+            return 0
+        try:
+            facts = self._sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _BYTES_ACKED.stop)
+        except OSError:
+            return 0
+        return int.from_bytes(facts[_BYTES_ACKED], sys.byteorder)
 
     def watch_readable(self, callback: Callable[[], None]) -> None:
         """Until `unwatch_readable`; a second call keeps the first callback."""

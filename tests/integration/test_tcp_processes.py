@@ -1,10 +1,9 @@
-"""TcpPath between two real processes on loopback: death, stopping, and sizes that need 64 bits."""
+"""TcpPath between two real processes on loopback: death and stopping, of pulls and of pushes."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import mmap
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from orbit.errors import DeadlineExceeded, PathFailed
-from orbit.model import LeaseId
+from orbit.model import Direction, LeaseId
 from orbit.testing.leftovers import nothing_left
 from orbit.testing.pattern import pattern
 from orbit.testing.sessions import StubSession
@@ -130,12 +129,81 @@ def test_killed_consumer(run_async: Run) -> None:
             with end("consumer", port, exposure.transfer_id, BIG) as consumer:
                 assert consumer.stdout is not None
                 assert await asyncio.to_thread(consumer.stdout.readline) == "moving\n"
-                writers = pair.owner._owners[pair.owner_session.attempt].writers
-                assert len(writers) == 1
+                connections = pair.owner._owners[pair.owner_session.attempt].connections
+                assert len(connections) == 1
                 consumer.kill()
-                await until(lambda: not writers)
+                await until(lambda: not connections)
             await pair.owner.retract(pair.owner_session, LEASE, transferred=False)
             span.view.release()
+
+    run_async(body())
+
+
+async def push_until_moving(
+    path: TcpPath, session: StubSession, exposure: Exposure, act: Callable[[], None]
+) -> None:
+    """Push BIG bytes; `act` runs once, when the first of them are out, and holds the loop."""
+    acted = False
+
+    def on_progress(sent: int) -> None:
+        nonlocal acted
+        if not acted:
+            acted = True
+            act()
+            time.sleep(0.02)
+
+    span = Span(memoryview(bytes(BIG)))
+    await path.push(session, exposure, LEASE, span, on_progress)
+
+
+def test_killed_owner_of_a_push(run_async: Run) -> None:
+    async def body() -> None:
+        with end("taker", BIG) as owner:
+            async with consumer_of(owner, no_progress_s=30) as (path, session, exposure):
+                with pytest.raises(PathFailed):
+                    await push_until_moving(path, session, exposure, owner.kill)
+
+    run_async(body())
+
+
+def test_stopped_owner_of_a_push(run_async: Run) -> None:
+    """Its kernel takes what fits, and then nothing more: that is no progress."""
+
+    async def body() -> None:
+        with end("taker", BIG) as owner:
+            async with consumer_of(owner, no_progress_s=0.2) as (path, session, exposure):
+                with pytest.raises(DeadlineExceeded):
+                    await push_until_moving(
+                        path, session, exposure, lambda: owner.send_signal(signal.SIGSTOP)
+                    )
+                owner.send_signal(signal.SIGCONT)
+                # A part of the first attempt is there: the lease is of no more use.
+                with pytest.raises(PathFailed):
+                    await push_until_moving(path, session, exposure, lambda: None)
+
+    run_async(body())
+
+
+def test_killed_writer(run_async: Run) -> None:
+    async def body() -> None:
+        async with nothing_left(), tcp_path_pair() as pair:
+            memory = bytearray(BIG)
+            span = Span(memoryview(memory))
+            exposure = await pair.owner.expose(
+                pair.owner_session, span, LEASE, direction=Direction.WRITE
+            )
+            port = pair.listener.endpoints[0][1]
+            with end("pusher", port, exposure.transfer_id, BIG) as consumer:
+                assert consumer.stdout is not None
+                assert await asyncio.to_thread(consumer.stdout.readline) == "moving\n"
+                connections = pair.owner._owners[pair.owner_session.attempt].connections
+                assert len(connections) == 1
+                consumer.kill()
+                await until(lambda: not connections)
+            with pytest.raises(PathFailed, match="not every byte"):
+                await pair.owner.retract(pair.owner_session, LEASE, transferred=True)
+            span.view.release()
+            memory.clear()  # fails while anything holds it
 
     run_async(body())
 
@@ -147,43 +215,16 @@ def test_a_forked_child_does_not_keep_a_connection_open(run_async: Run) -> None:
             exposure = await pair.owner.expose(pair.owner_session, span, LEASE)
             target = Target(memoryview(bytearray(1000)))
             await pair.consumer.pull(pair.consumer_session, exposure, LEASE, target)
-            writers = pair.owner._owners[pair.owner_session.attempt].writers
+            connections = pair.owner._owners[pair.owner_session.attempt].connections
             child = os.fork()
             if child == 0:
                 signal.pause()
                 os._exit(0)
             try:
                 await pair.consumer.close()
-                await until(lambda: not writers)
+                await until(lambda: not connections)
             finally:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)  # noqa: ASYNC222  (it was just killed)
 
     run_async(body())
-
-
-def test_more_than_two_gib() -> None:
-    """Beyond what one call to the kernel moves, and beyond 31 bits; markers at the edges."""
-    nbytes = (1 << 31) + (64 << 20) + 1
-    marks = {
-        at: bytes([at % 250 + 1]) for at in (0, 0x7FFFEFFF, 0x7FFFF000, (1 << 31) - 1, 1 << 31)
-    }
-    marks[nbytes - 1] = b"\xfe"
-
-    async def body() -> None:
-        with mmap.mmap(-1, nbytes) as source, mmap.mmap(-1, nbytes) as memory:
-            for pages in (source, memory):
-                pages.madvise(mmap.MADV_HUGEPAGE)  # half a million page faults less
-            for at, mark in marks.items():
-                source[at : at + 1] = mark
-            async with nothing_left(), tcp_path_pair() as pair:
-                span = Span(memoryview(source).toreadonly())
-                target = Target(memoryview(memory))
-                exposure = await pair.owner.expose(pair.owner_session, span, LEASE)
-                await pair.consumer.pull(pair.consumer_session, exposure, LEASE, target)
-                await pair.owner.retract(pair.owner_session, LEASE, transferred=True)
-                span.view.release()
-                target.view.release()
-            assert {at: memory[at : at + 1] for at in marks} == marks
-
-    asyncio.run(body())

@@ -50,9 +50,9 @@ async def pull(pair: TcpPathPair, exposure: Exposure, nbytes: int = 100_000) -> 
     return dict(report.counts)
 
 
-def writers(pair: TcpPathPair) -> list[Any]:
+def connections(pair: TcpPathPair) -> list[Any]:
     owner = pair.owner._owners.get(pair.owner_session.attempt)
-    return [] if owner is None else list(owner.writers)
+    return [] if owner is None else list(owner.connections)
 
 
 def pool(pair: TcpPathPair) -> Any:
@@ -93,7 +93,7 @@ def test_idle_connections_are_trimmed(run_async: Run) -> None:
         async with opened(idle_s=0.02) as (pair, exposure):
             await asyncio.gather(*(pull(pair, exposure) for _ in range(4)))
             await until(lambda: pool(pair).connections == 0)
-            await until(lambda: not writers(pair))
+            await until(lambda: not connections(pair))
             assert (await pull(pair, exposure))["dials"] == 1
 
     run_async(body())
@@ -106,9 +106,9 @@ def test_a_connection_that_died_while_idle(run_async: Run, how: str, loop_ran: b
         async with opened() as (pair, exposure):
             for _ in range(20):
                 await asyncio.gather(*(pull(pair, exposure) for _ in range(4)))
-                for writer in writers(pair):
-                    writer.wire.close() if how == "fin" else writer.wire.abort()
-                    pair.owner._owners[pair.owner_session.attempt].writers.discard(writer)
+                for connection in connections(pair):
+                    connection.wire.close() if how == "fin" else connection.wire.abort()
+                    pair.owner._owners[pair.owner_session.attempt].connections.discard(connection)
                 if loop_ran:
                     await until(lambda: pool(pair).connections == 0)
                 await pull(pair, exposure)
@@ -255,7 +255,7 @@ def test_only_the_epoch_is_admitted_and_a_token_once(run_async: Run) -> None:
                     await dial_bulk([endpoint], bad, options)
                 assert caught.value.reason == "auth"
             wire.close()
-            await until(lambda: not writers(pair))
+            await until(lambda: not connections(pair))
 
     run_async(body())
 
@@ -274,7 +274,7 @@ def test_accepted_connections_are_capped(run_async: Run) -> None:
             assert caught.value.reason == "busy"
             for wire in wires:
                 wire.close()
-            await until(lambda: not writers(pair))
+            await until(lambda: not connections(pair))
 
     run_async(body())
 
