@@ -342,6 +342,16 @@ class ReleaseRequest(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class EndReply(Message):
+    """Answers a detach or release. `in_place`: it ended a lease to write, the consumer said
+    `transferred`, and every byte is in the destination. A lease that had ended before is no error,
+    so for a write this is the only proof. An owner that knows READ only says nothing.
+    """
+
+    in_place: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseRenewRequest(Message):
     METHOD: ClassVar[str] = "_rv_lease_renew"
     handle: Handle

@@ -24,7 +24,8 @@ FALLBACK_REASONS = frozenset(
 @dataclass(frozen=True, slots=True)
 class OwnerFacts:
     """What the owner knows when an acquire arrives. `rdma` is its own RDMA path: OK, or why
-    there is none.
+    there is none. `total_bytes` and `pieces` are of what would be exposed: the payload, or the
+    range to write.
     """
 
     rdma: PathReason
@@ -34,6 +35,7 @@ class OwnerFacts:
     draining: bool
     rdma_bytes_min: int = RDMA_BYTES_MIN_DEFAULT
     backend: str = BACKEND_VERBS
+    pieces: int = 1
 
 
 def decide_owner(request: AcquireRequest, facts: OwnerFacts) -> PathReason:
@@ -55,7 +57,7 @@ def decide_owner(request: AcquireRequest, facts: OwnerFacts) -> PathReason:
         return PathReason.NOT_PINNED
     if facts.total_bytes < facts.rdma_bytes_min and not request.skip_threshold:
         return PathReason.BELOW_MIN
-    if facts.backend not in offer.backends:
+    if facts.backend not in offer.backends or facts.pieces > offer.pieces_max:
         return PathReason.NO_OFFER
     if facts.draining:
         return PathReason.DRAINING

@@ -1,9 +1,11 @@
-"""An owner's staged payloads and the leases on them: who may read, who frees, and when.
+"""An owner's slots and the leases on them: who may read or write, who frees, and when.
 
 Two counters rule a slot: references and held leases. Whoever makes both zero frees it, in that one
-step, and its memory goes only after the retraction of every lease was confirmed. It knows no
-buffer, path or clock: the runtime keeps the payloads by slot id, carries out the effects, and feeds
-`quiesced` or `unquiesced` for each retracted lease.
+step, and its memory goes only after the retraction of every lease was confirmed. A lease whose
+deadline passes is released by force, which drops its lock and one reference, whatever its path; a
+slot whose time-to-live passes goes with all its leases. It knows no buffer and no clock: the
+runtime keeps the payloads by slot id, carries out the effects, and feeds `quiesced` or `unquiesced`
+for each retracted lease.
 """
 
 from __future__ import annotations
@@ -13,8 +15,25 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
-from ..errors import ClosedError, InternalError, LeaseError, UnknownHandle
-from ..model import Handle, LeaseEnd, LeaseId, Metadata, SlotId, WorkerId
+from ..errors import (
+    BusyError,
+    ClosedError,
+    InternalError,
+    LeaseError,
+    UnknownHandle,
+    WrongDirection,
+)
+from ..model import (
+    Direction,
+    Handle,
+    LeaseEnd,
+    LeaseId,
+    Metadata,
+    PathName,
+    SlotId,
+    WorkerId,
+)
+from .deadlines import Deadlines
 
 _StateT = TypeVar("_StateT", bound=StrEnum)
 
@@ -23,7 +42,8 @@ LOCAL_EPOCH: EpochId = b""  # leases that this node takes on its own slots
 
 LEASE_TIMEOUT_S = 30.0
 LEASE_TIMEOUT_S_MIN = 0.001  # 0 means "no deadline" on the wire
-SCAN_PERIOD_S_MIN = 0.010
+LEASE_SWEEP_S = 0.010  # leases that are due are looked for at most this often
+TTL_SWEEP_S = 0.100  # slots likewise
 
 
 class SlotState(StrEnum):
@@ -90,12 +110,23 @@ SlotEffect = RetractLease | FreeSlot | RetainSlot
 
 @dataclass(frozen=True, slots=True)
 class SlotStatistics:
+    """Of now, but for the counts that only grow: late_ends, leases_reaped, leases_ended,
+    slots_expired.
+    """
+
     slots: int  # every slot whose memory is not free
     leases_held: int
     leases_retracting: int
     leases_unquiesced: int
     late_ends: int  # detach, release or renew of a lease that had ended: no effect
     leases_reaped: int
+    staged_bytes: int = 0  # of every slot
+    leased_bytes: int = 0  # of slots that a lease holds, or may still be read or written through
+    leases_armed: int = 0  # held, with a deadline
+    ttl_armed: int = 0  # slots with a time-to-live
+    slots_expired: int = 0  # by their time-to-live
+    leases_by_path: Mapping[PathName, int] = field(default_factory=dict)  # held
+    leases_ended: Mapping[LeaseEnd, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -104,6 +135,7 @@ class _Slot:
     total_bytes: int
     pinned: bool
     retain: bool
+    direction: Direction
     state: SlotState = SlotState.SERVING
     refcount: int = 1
     held: set[LeaseId] = field(default_factory=set)
@@ -115,43 +147,57 @@ class _Lease:
     lease_id: LeaseId
     slot: _Slot
     epoch: EpochId
+    path: PathName
     state: LeaseState = LeaseState.HELD
-    deadline: float | None = None
+    timeout_s: float = 0.0  # 0: it has no deadline
 
 
 class SlotStore:
     """All slots of one node. Calls are synchronous and return effects, to be carried out in order.
 
-    `lease_timeout_s` is the life of a lease with a deadline after its grant or last renewal; it is
-    released by force between one and one and a half of it. A lease without a deadline ends with its
-    epoch at the latest.
+    `lease_timeout_s` is the longest life of a lease with a deadline after its grant or last
+    renewal. One that is not renewed is released by force after its timeout, LEASE_SWEEP_S later at
+    most (so within one and a half timeouts, unless a timeout is shorter than two sweeps). A lease
+    without a deadline ends with its slot or its epoch at the latest.
     """
 
     def __init__(self, worker_id: WorkerId, lease_timeout_s: float = LEASE_TIMEOUT_S) -> None:
         self._worker_id = worker_id
         self.lease_timeout_s = max(lease_timeout_s, LEASE_TIMEOUT_S_MIN)
-        self._scan_period_s = max(self.lease_timeout_s / 2, SCAN_PERIOD_S_MIN)
-        self._next_scan: float | None = None
+        self._lease_deadlines: Deadlines[LeaseId] = Deadlines(LEASE_SWEEP_S)
+        self._slot_deadlines: Deadlines[SlotId] = Deadlines(TTL_SWEEP_S)
         self._slots: dict[SlotId, _Slot] = {}
         self._leases: dict[LeaseId, _Lease] = {}
         self._epochs: dict[EpochId, dict[LeaseId, None]] = {}  # held leases, oldest first
         self._last_slot = 0
         self._last_lease = 0
         self._late_ends = 0
-        self._reaped = 0
+        self._ended = dict.fromkeys(LeaseEnd, 0)
+        self._slots_expired = 0
         self._closed = False
 
     # --- slots ------------------------------------------------------------------------------------
 
-    def register(self, total_bytes: int, *, pinned: bool, retain: bool = False) -> Handle:
+    def register(
+        self,
+        total_bytes: int,
+        *,
+        pinned: bool,
+        retain: bool = False,
+        direction: Direction = Direction.READ,
+        deadline: float | None = None,
+    ) -> Handle:
         """A new slot with one reference. `retain`: the owner keeps that one; no consumer can
-        drop it.
+        drop it. `direction`: what consumers do with it; one writer at a time. `deadline`: when its
+        time-to-live ends, at most TTL_SWEEP_S late. Raises ClosedError.
         """
         if self._closed:
             raise ClosedError("the node")
         self._last_slot += 1
         slot_id = SlotId(self._last_slot)
-        self._slots[slot_id] = _Slot(slot_id, total_bytes, pinned, retain)
+        self._slots[slot_id] = _Slot(slot_id, total_bytes, pinned, retain, direction)
+        if deadline is not None:
+            self._slot_deadlines.set(slot_id, deadline)
         return Handle(self._worker_id, slot_id)
 
     def metadata(self, handle: Handle) -> Metadata:
@@ -166,8 +212,19 @@ class SlotStore:
         self._serving(handle).refcount += 1
 
     def demote(self, handle: Handle) -> None:
-        """The payload was copied to plain memory: new leases get it over TCP."""
+        """The payload was copied to plain memory: new leases get it over TCP. Raises
+        UnknownHandle.
+        """
         self._serving(handle).pinned = False
+
+    def retire(self, handle: Handle) -> list[SlotEffect]:
+        """The owner gives up every reference, and new leases are refused; those that are held go
+        on, and the last of them frees. Raises UnknownHandle.
+        """
+        slot = self._serving(handle)
+        slot.refcount = 0
+        slot.retain = False
+        return self._settle(slot)
 
     def withdraw(self, handle: Handle) -> list[SlotEffect]:
         """The owner takes the payload back, from its readers too. Raises UnknownHandle."""
@@ -183,27 +240,47 @@ class SlotStore:
 
     # --- leases -----------------------------------------------------------------------------------
 
-    def acquire(self, handle: Handle, epoch: EpochId) -> LeaseId:
-        """Take a read lock. Raises UnknownHandle. The lease has no deadline until `arm`."""
+    def acquire(
+        self, handle: Handle, epoch: EpochId, direction: Direction = Direction.READ
+    ) -> LeaseId:
+        """Take a lock. The lease counts as one of TCP and has no deadline until `arm`.
+
+        Raises UnknownHandle, WrongDirection, BusyError: a writer is there, or the end of the last
+        one is not proven yet.
+        """
         slot = self._serving(handle)
+        if direction is not slot.direction:
+            refused = "be read" if direction is Direction.READ else "be written"
+            raise WrongDirection(f"{handle} cannot {refused}")
+        if direction is Direction.WRITE and (slot.held or slot.unconfirmed):
+            raise BusyError(f"{handle} has a writer")
         self._last_lease += 1
         lease_id = LeaseId(self._last_lease)
-        self._leases[lease_id] = _Lease(lease_id, slot, epoch)
+        path = PathName.LOCAL if epoch == LOCAL_EPOCH else PathName.TCP
+        self._leases[lease_id] = _Lease(lease_id, slot, epoch, path)
         self._epochs.setdefault(epoch, {})[lease_id] = None
         slot.held.add(lease_id)
         return lease_id
 
-    def arm(self, lease_id: LeaseId, now: float) -> bool:
-        """Give a held lease its deadline (an RDMA answer always has one). False when it has
-        ended meanwhile.
+    def arm(
+        self,
+        lease_id: LeaseId,
+        now: float,
+        timeout_s: float | None = None,
+        path: PathName = PathName.TCP,
+    ) -> float:
+        """Give a held lease its path and its deadline: `timeout_s` after now and after each
+        renewal, and never more than the store's. Returns what it got; 0 when it has ended
+        meanwhile.
         """
         lease = self._leases.get(lease_id)
         if lease is None or lease.state is not LeaseState.HELD:
-            return False
-        lease.deadline = now + self.lease_timeout_s
-        if self._next_scan is None:
-            self._next_scan = now + self._scan_period_s
-        return True
+            return 0.0
+        wanted = self.lease_timeout_s if timeout_s is None else timeout_s
+        lease.timeout_s = min(max(wanted, LEASE_TIMEOUT_S_MIN), self.lease_timeout_s)
+        lease.path = path
+        self._lease_deadlines.set(lease_id, now + lease.timeout_s)
+        return lease.timeout_s
 
     def renew(self, handle: Handle, lease_id: LeaseId, epoch: EpochId, now: float) -> bool:
         """Move the deadline. False, and counted, when the lease has ended. Raises LeaseError for
@@ -212,8 +289,8 @@ class SlotStore:
         lease = self._held(handle, lease_id, epoch)
         if lease is None:
             return False
-        if lease.deadline is not None:
-            lease.deadline = now + self.lease_timeout_s
+        if lease.timeout_s:
+            self._lease_deadlines.set(lease_id, now + lease.timeout_s)
         return True
 
     def is_held(self, lease_id: LeaseId) -> bool:
@@ -249,29 +326,29 @@ class SlotStore:
 
     @property
     def next_deadline(self) -> float | None:
-        """When `due` wants to be called; None while no lease has a deadline."""
-        return self._next_scan
+        """When `due` wants to be called; None while nothing has a deadline."""
+        leases, slots = self._lease_deadlines.next, self._slot_deadlines.next
+        if leases is None or slots is None:
+            return slots if leases is None else leases
+        return min(leases, slots)
 
     def due(self, now: float) -> list[SlotEffect]:
-        """Release by force each lease whose deadline has passed. Cheap before the scan is due."""
-        if self._next_scan is None or now < self._next_scan:
-            return []
+        """End the slots whose time-to-live has passed, with every lease, also in the middle of a
+        read; then release by force each lease whose deadline has. Cheap when nothing is due.
+        """
         effects: list[SlotEffect] = []
-        armed = False
-        for lease in [x for x in self._leases.values() if x.state is LeaseState.HELD]:
-            if lease.deadline is not None and lease.deadline <= now:
-                self._reaped += 1
-                effects += self._end(lease, LeaseEnd.REAPED, drop=True)
-            else:
-                armed = armed or lease.deadline is not None
-        self._next_scan = now + self._scan_period_s if armed else None
+        for slot_id in self._slot_deadlines.take(now):
+            self._slots_expired += 1
+            effects += self._evict(self._slots[slot_id], LeaseEnd.EXPIRED)
+        for lease_id in self._lease_deadlines.take(now):
+            effects += self._end(self._leases[lease_id], LeaseEnd.REAPED, drop=True)
         return effects
 
     # --- retraction -------------------------------------------------------------------------------
 
     def quiesced(self, lease_id: LeaseId) -> list[SlotEffect]:
-        """Nothing can read through that ended lease any more."""
-        lease = self._ended(lease_id)
+        """Nothing can read or write through that ended lease any more."""
+        lease = _known(self._leases, lease_id)
         _move(LEASE_TABLE, lease.state, LeaseState.QUIESCED)
         del self._leases[lease_id]
         lease.slot.unconfirmed.discard(lease_id)
@@ -279,19 +356,30 @@ class SlotStore:
 
     def unquiesced(self, lease_id: LeaseId, cause: str) -> list[SlotEffect]:
         """The end of its access could not be proven; a later `quiesced` is welcome."""
-        lease = self._ended(lease_id)
+        lease = _known(self._leases, lease_id)
         lease.state = _move(LEASE_TABLE, lease.state, LeaseState.UNQUIESCED)
         return [RetainSlot(lease.slot.slot_id, lease_id, cause)]
 
     def statistics(self) -> SlotStatistics:
         states = [lease.state for lease in self._leases.values()]
+        slots = self._slots.values()
+        by_path = dict.fromkeys(PathName, 0)
+        for lease in self._leases.values():
+            by_path[lease.path] += lease.state is LeaseState.HELD
         return SlotStatistics(
-            slots=len(self._slots),
+            slots=len(slots),
             leases_held=states.count(LeaseState.HELD),
             leases_retracting=states.count(LeaseState.RETRACTING),
             leases_unquiesced=states.count(LeaseState.UNQUIESCED),
             late_ends=self._late_ends,
-            leases_reaped=self._reaped,
+            leases_reaped=self._ended[LeaseEnd.REAPED],
+            staged_bytes=sum(slot.total_bytes for slot in slots),
+            leased_bytes=sum(s.total_bytes for s in slots if s.held or s.unconfirmed),
+            leases_armed=len(self._lease_deadlines),
+            ttl_armed=len(self._slot_deadlines),
+            slots_expired=self._slots_expired,
+            leases_by_path=by_path,
+            leases_ended=dict(self._ended),
         )
 
     # --- within -----------------------------------------------------------------------------------
@@ -322,18 +410,13 @@ class SlotStore:
             return None
         return lease
 
-    def _ended(self, lease_id: LeaseId) -> _Lease:
-        lease = self._leases.get(lease_id)
-        if lease is None:
-            raise InternalError(f"lease {lease_id} was confirmed twice")
-        return lease
-
     def _end(
         self, lease: _Lease, how: LeaseEnd, *, drop: bool, transferred: bool = False
     ) -> list[SlotEffect]:
         slot = lease.slot
         lease.state = _move(LEASE_TABLE, lease.state, LeaseState.RETRACTING)
-        lease.deadline = None
+        self._lease_deadlines.discard(lease.lease_id)
+        self._ended[how] += 1
         slot.held.discard(lease.lease_id)
         slot.unconfirmed.add(lease.lease_id)
         of_epoch = self._epochs[lease.epoch]
@@ -366,10 +449,19 @@ class SlotStore:
             state = SlotState.FREED
         if state is not slot.state:
             slot.state = _move(SLOT_TABLE, slot.state, state)
+            if state is not SlotState.LEAVING:  # no lease is left that it could end
+                self._slot_deadlines.discard(slot.slot_id)
             if state is SlotState.FREED:
                 del self._slots[slot.slot_id]
                 return [FreeSlot(slot.slot_id)]
         return []
+
+
+def _known(leases: Mapping[LeaseId, _Lease], lease_id: LeaseId) -> _Lease:
+    lease = leases.get(lease_id)
+    if lease is None:
+        raise InternalError(f"lease {lease_id} was confirmed twice")
+    return lease
 
 
 def _move(table: Mapping[_StateT, frozenset[_StateT]], old: _StateT, new: _StateT) -> _StateT:

@@ -1,8 +1,8 @@
-"""Staged payloads and the authority over them: carries out what the slot machine decides.
+"""Slots and the authority over them: carries out what the slot machine decides.
 
-It exposes a payload under a lease, takes the authority back when the lease ends, frees memory only
-after that was proven, and keeps one timer for lease deadlines, armed only while a lease has one. It
-knows no calls and takes no path decision.
+It takes a lease's authority back when the lease ends, frees memory only after that was proven, and
+keeps one timer for leases and times to live, armed only while there are any. It knows no calls and
+takes no path decision.
 """
 
 from __future__ import annotations
@@ -10,31 +10,37 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from ..errors import Unquiesced
+from ..errors import (
+    BudgetExceeded,
+    LeaseError,
+    OrbitError,
+    PathFailed,
+    UnknownHandle,
+    Unquiesced,
+    WrongDirection,
+)
 from ..events import LeaseEnded, MemoryRetained, Recorder
-from ..model import Handle, LeaseId, SlotId, WorkerId
-from ..protocol.slots import FreeSlot, RetainSlot, RetractLease, SlotEffect, SlotStore
-from ..transport.interface import DataPath, Exposure, Session
+from ..model import Direction, Handle, LeaseEnd, LeaseId, PathName, SlotId, WorkerId
+from ..protocol.slots import (
+    LOCAL_EPOCH,
+    FreeSlot,
+    RetainSlot,
+    RetractLease,
+    SlotEffect,
+    SlotStore,
+)
 from ..transport.timer import DeadlineTimer
+from .options import Put
+from .put_queue import PutQueue
 from .retained import retain
 from .runner import TaskRunner
-from .staging import Staged
+from .shelved import Access, Memory, Shelved
+from .staging import Staged, copy_to_heap
 
 _log = logging.getLogger("orbit")
 
-
-@dataclass(slots=True, eq=False)
-class _Exposed:
-    """One lease's authority. `settled` is done when `expose` has returned or raised; `live`: it
-    returned.
-    """
-
-    path: DataPath
-    session: Session
-    settled: asyncio.Future[None]
-    live: bool = False
+_BY_CONSUMER = (LeaseEnd.DETACHED, LeaseEnd.RELEASED)
 
 
 class Shelf:
@@ -47,69 +53,105 @@ class Shelf:
         self._worker_id = worker_id
         self._recorder = recorder
         self._runner = runner
-        self._staged: dict[SlotId, Staged] = {}
-        self._exposed: dict[LeaseId, _Exposed] = {}
+        self._slots: dict[SlotId, Shelved] = {}
+        self._accesses: dict[LeaseId, Access] = {}
         self._retracting: dict[bytes, set[asyncio.Task[None]]] = {}  # by epoch
-        self._freed: dict[SlotId, asyncio.Future[None]] = {}  # who waits for a slot's memory
         self._reaper = DeadlineTimer(self._reap)
+        self._reaping = True
         self._loop = asyncio.get_running_loop()
 
-    def register(self, staged: Staged, *, retain_slot: bool) -> Handle:
-        """Take `staged` over under a fresh handle."""
-        handle = self.store.register(staged.nbytes, pinned=staged.pinned, retain=retain_slot)
-        self._staged[handle.slot_id] = staged
+    def register(
+        self,
+        staged: Staged,
+        *,
+        retain_slot: bool,
+        ttl_s: float | None = None,
+        direction: Direction = Direction.READ,
+    ) -> Handle:
+        """Take `staged` over under a fresh handle. Raises ClosedError; it stays the caller's
+        then.
+        """
+        handle = self.store.register(
+            staged.nbytes,
+            pinned=staged.pinned,
+            retain=retain_slot,
+            direction=direction,
+            deadline=None if ttl_s is None else self._loop.time() + ttl_s,
+        )
+        puts = PutQueue(handle) if direction is Direction.WRITE else None
+        self._slots[handle.slot_id] = Shelved(handle, Memory(staged), puts)
+        self._arm_reaper()
         return handle
 
-    def staged(self, handle: Handle) -> Staged:
-        """The payload of a handle on which a lease is held."""
-        return self._staged[handle.slot_id]
+    def acquire(
+        self, handle: Handle, epoch: bytes, direction: Direction = Direction.READ
+    ) -> Access:
+        """Take a lease. Raises UnknownHandle, WrongDirection, BusyError (another writer)."""
+        lease_id = self.store.acquire(handle, epoch, direction)
+        access = self._accesses[lease_id] = Access(self._slots[handle.slot_id], lease_id)
+        return access
 
-    def arm(self, lease_id: LeaseId) -> bool:
-        """Give a lease its deadline. False when it has ended meanwhile."""
-        armed = self.store.arm(lease_id, self._loop.time())
-        self._reaper.arm(self.store.next_deadline)
-        return armed
+    def access(self, lease_id: LeaseId) -> Access | None:
+        """Of a lease whose end is not proven yet."""
+        return self._accesses.get(lease_id)
+
+    def arm(
+        self, lease_id: LeaseId, path: PathName = PathName.RDMA, timeout_s: float | None = None
+    ) -> float:
+        """Give a lease its path and its deadline. Seconds that it lives without a renewal; 0 when
+        it has ended meanwhile.
+        """
+        granted_s = self.store.arm(lease_id, self._loop.time(), timeout_s, path)
+        self._arm_reaper()
+        return granted_s
 
     def renew(self, handle: Handle, lease_id: LeaseId, epoch: bytes) -> None:
         """Move a lease's deadline. Raises LeaseError for a lease of somebody else."""
         self.store.renew(handle, lease_id, epoch, self._loop.time())
 
-    def detach(
-        self, handle: Handle, lease_id: LeaseId, epoch: bytes, *, transferred: bool = True
-    ) -> None:
-        """Raises LeaseError for a lease of somebody else."""
-        self._carry_out(self.store.detach(handle, lease_id, epoch, transferred=transferred))
-
-    def release(
-        self, handle: Handle, lease_id: LeaseId, epoch: bytes, *, transferred: bool = True
-    ) -> None:
-        """Raises LeaseError for a lease of somebody else."""
-        self._carry_out(self.store.release(handle, lease_id, epoch, transferred=transferred))
-
-    async def expose(
-        self, path: DataPath, session: Session, lease_id: LeaseId, staged: Staged, array: int = 0
-    ) -> Exposure:
-        """Noted before the first await: a lease which ends meanwhile waits for the outcome. Raises
-        PathUnavailable; nothing was exposed then.
+    def end(
+        self,
+        handle: Handle,
+        lease_id: LeaseId,
+        epoch: bytes,
+        *,
+        drop: bool,
+        transferred: bool = True,
+    ) -> Access | None:
+        """A consumer gives its lease back; `drop`: and a reference with it. None when the lease had
+        ended before. Raises LeaseError for a lease of somebody else, and when the bytes of a write
+        are said to have been transferred under a lease that had ended.
         """
-        exposed = _Exposed(path, session, self._loop.create_future())
-        self._exposed[lease_id] = exposed
-        try:
-            exposure = await path.expose(session, staged.span, lease_id, array)
-            exposed.live = True
-            return exposure
-        finally:
-            if not exposed.live and self._exposed.get(lease_id) is exposed:
-                del self._exposed[lease_id]
-            exposed.settled.set_result(None)
+        access = self._accesses.get(lease_id) if self.store.is_held(lease_id) else None
+        give_back = self.store.release if drop else self.store.detach
+        self._carry_out(give_back(handle, lease_id, epoch, transferred=transferred))
+        if access is None and transferred:
+            slot = self._slots.get(handle.slot_id)
+            if slot is not None and slot.puts is not None:
+                raise LeaseError(f"lease {lease_id} had ended before the write was finished")
+        return access
 
     async def withdraw(self, handle: Handle) -> None:
         """Returns when the payload's memory is free. Raises UnknownHandle, Unquiesced."""
         effects = self.store.withdraw(handle)
-        freed: asyncio.Future[None] = self._loop.create_future()
-        self._freed[handle.slot_id] = freed
+        slot = self._slots[handle.slot_id]
+        freed = slot.freed = self._loop.create_future()
+        if slot.puts is not None:
+            slot.puts.end()
         self._carry_out(effects)
+        if slot.kept is not None:
+            slot.wake(slot.kept)
         await asyncio.shield(freed)
+
+    async def wait_put(self, handle: Handle, timeout_s: float | None) -> Put:
+        """The oldest completed put that nobody waited for yet (of the latest 1024). Raises
+        UnknownHandle, also when the slot goes meanwhile, WrongDirection, DeadlineExceeded.
+        """
+        self.store.metadata(handle)
+        puts = self._slots[handle.slot_id].puts
+        if puts is None:
+            raise WrongDirection(f"{handle} is no destination")
+        return await puts.next(timeout_s)
 
     async def end_epoch(self, epoch: bytes) -> None:
         """End its leases by force. Returns when each retraction has its verdict."""
@@ -117,18 +159,85 @@ class Shelf:
         while tasks := self._retracting.get(epoch):
             await asyncio.wait(set(tasks))
 
+    def stop_reaper(self) -> None:
+        """From now on nothing ends by its deadline. Idempotent."""
+        self._reaping = False
+        self._reaper.arm(None)
+
     async def close(self) -> None:
         """Withdraw everything. Returns when each retraction has its verdict. Idempotent."""
-        self._reaper.arm(None)
+        self.stop_reaper()
         self._carry_out(self.store.close())
         while tasks := [task for group in self._retracting.values() for task in group]:
             await asyncio.wait(tasks)
 
+    async def wait_unexposed(self, path: PathName) -> None:
+        """Until every lease that is exposed on that path has ended and its retraction has its
+        verdict.
+        """
+        while waiting := [a.verdict for a in self._accesses.values() if a.is_on(path)]:
+            await asyncio.wait(waiting)
+
+    async def end_exposures(self, path: PathName) -> None:
+        """Take back what the old memory of moved payloads is read by on that path; the leases stay,
+        without it. Returns when each has its verdict: one that is not proven stays with its lease.
+        """
+        ends = [a.take_back() for a in self._accesses.values() if a.is_on(path) and a.is_stale]
+        for verdict in await asyncio.gather(*ends, return_exceptions=True):
+            if isinstance(verdict, BaseException):
+                _log.error("an exposure on %s could not be taken back: %s", path, verdict)
+
+    # --- demotion ---------------------------------------------------------------------------------
+
+    async def demote_all(self) -> None:
+        """Move every payload out of registered memory and out of regions, by copying: leases to
+        come read the copy. The old memory goes when nothing reaches it any more.
+
+        A destination's memory is what its owner looks at, so it is not moved: it takes no further
+        writers, and goes with the lease of the one it has. Idempotent; cancelling it leaves the
+        rest as it was.
+        """
+        for slot in list(self._slots.values()):
+            if slot.memory.staged.plain:
+                continue
+            if slot.puts is None:
+                await self._demote(slot)
+            else:
+                self._retire(slot)
+
+    async def _demote(self, slot: Shelved) -> None:
+        try:
+            access = self.acquire(slot.handle, LOCAL_EPOCH)
+        except UnknownHandle:
+            return  # its memory goes with its leases, which are about to end
+        try:
+            copy = await copy_to_heap(access.begin_copy())
+            if self.store.is_held(access.lease_id):
+                old, slot.memory = slot.memory, Memory(copy)
+                self.store.demote(slot.handle)
+                old.replace()
+        except BudgetExceeded as error:
+            _log.error("%s stays in registered memory: %s", slot.handle, error)
+        finally:
+            access.copied()
+            self.end(slot.handle, access.lease_id, LOCAL_EPOCH, drop=False)
+
+    def _retire(self, slot: Shelved) -> None:
+        try:
+            effects = self.store.retire(slot.handle)
+        except UnknownHandle:
+            return
+        self._carry_out(effects)
+
+    # --- effects ----------------------------------------------------------------------------------
+
+    def _arm_reaper(self) -> None:
+        if self._reaping:
+            self._reaper.arm(self.store.next_deadline)
+
     def _reap(self) -> None:
-        due = self.store.next_deadline
-        if due is not None:
-            self._carry_out(self.store.due(max(self._loop.time(), due)))
-        self._reaper.arm(self.store.next_deadline)
+        self._carry_out(self.store.due(self._loop.time()))
+        self._arm_reaper()  # also when a renewal has moved what was due
 
     def _carry_out(self, effects: Iterable[SlotEffect]) -> None:
         for effect in effects:
@@ -136,42 +245,61 @@ class Shelf:
                 case RetractLease():
                     self._retract(effect)
                 case FreeSlot(slot_id):
-                    self._staged.pop(slot_id).free()
-                    self._wake(slot_id, None)
-                case RetainSlot(slot_id, _, cause):
-                    self._retain(slot_id, cause)
+                    slot = self._slots.pop(slot_id)
+                    slot.memory.staged.free()
+                    if slot.puts is not None:
+                        slot.puts.end()
+                    slot.wake(None)
+                case RetainSlot(slot_id, lease_id, cause):
+                    self._retain(self._slots[slot_id], self._accesses[lease_id], cause)
+        if self._reaper.armed and self.store.next_deadline is None:
+            self._reaper.arm(None)
 
     def _retract(self, effect: RetractLease) -> None:
-        handle = Handle(self._worker_id, effect.slot_id)
-        self._recorder.record(LeaseEnded(handle, effect.lease_id, effect.how))
-        exposed = self._exposed.pop(effect.lease_id, None)
-        if exposed is None:  # a local lease, or the payload travelled inline
-            self._carry_out(self.store.quiesced(effect.lease_id))
+        access = self._accesses[effect.lease_id]
+        self._recorder.record(LeaseEnded(access.slot.handle, effect.lease_id, effect.how))
+        if access.idle:
+            self._over(access, effect, None)
             return
         task = self._runner.spawn(
-            self._retract_exposed(exposed, effect), f"retract lease {effect.lease_id}"
+            self._retract_access(access, effect), f"retract lease {effect.lease_id}"
         )
         self._retracting.setdefault(effect.epoch, set()).add(task)
         task.add_done_callback(lambda done: self._retracted(effect.epoch, done))
 
-    async def _retract_exposed(self, exposed: _Exposed, effect: RetractLease) -> None:
-        lease_id = effect.lease_id
+    async def _retract_access(self, access: Access, effect: RetractLease) -> None:
+        failed: OrbitError | None = None
         try:
-            await exposed.settled
-            if exposed.live:
-                await exposed.path.retract(
-                    exposed.session, lease_id, transferred=effect.transferred
-                )
+            await access.end(transferred=effect.transferred)
         except BaseException as error:
-            # Only a return proves that nothing reads any more; whatever else it was proves nothing.
-            if not isinstance(error, Unquiesced):
-                _log.error("retracting lease %s failed", lease_id, exc_info=error)
-            cause = error.cause if isinstance(error, Unquiesced) else repr(error)
-            self._carry_out(self.store.unquiesced(lease_id, cause))
-            if not isinstance(error, Exception):
-                raise
+            # Only a return proves that nothing is reached any more; whatever else it was proves
+            # nothing. But for a write that is over and did not arrive whole (DataPath.retract).
+            if not (isinstance(error, PathFailed) and access.direction is Direction.WRITE):
+                if not isinstance(error, Unquiesced):
+                    _log.error("retracting lease %s failed", effect.lease_id, exc_info=error)
+                cause = error.cause if isinstance(error, Unquiesced) else repr(error)
+                self._carry_out(self.store.unquiesced(effect.lease_id, cause))
+                if not isinstance(error, Exception):
+                    raise
+                return
+            failed = error
+        self._over(access, effect, failed)
+
+    def _over(self, access: Access, effect: RetractLease, failed: OrbitError | None) -> None:
+        """Nothing reaches the payload through that lease any more."""
+        del self._accesses[access.lease_id]
+        access.leave()
+        put, puts = access.put, access.slot.puts
+        written = effect.transferred and failed is None and effect.how in _BY_CONSUMER
+        in_place = written and put is not None and puts is not None
+        if in_place and put is not None and puts is not None:
+            puts.add(put)
+        self._carry_out(self.store.quiesced(access.lease_id))
+        if failed is None:
+            access.verdict.set_result(in_place)
         else:
-            self._carry_out(self.store.quiesced(lease_id))
+            access.verdict.set_exception(failed)
+            access.verdict.exception()  # nobody asks when the lease ended by force
 
     def _retracted(self, epoch: bytes, task: asyncio.Task[None]) -> None:
         group = self._retracting[epoch]
@@ -179,20 +307,15 @@ class Shelf:
         if not group:
             del self._retracting[epoch]
 
-    def _retain(self, slot_id: SlotId, cause: str) -> None:
-        staged = self._staged[slot_id]
-        handle = Handle(self._worker_id, slot_id)
-        error = Unquiesced(f"payload of {handle}", staged.nbytes, cause)
-        retain(error, staged)
-        self._recorder.record(MemoryRetained(error.what, staged.nbytes, cause))
-        self._wake(slot_id, error)
-
-    def _wake(self, slot_id: SlotId, error: Unquiesced | None) -> None:
-        freed = self._freed.pop(slot_id, None)
-        if freed is None or freed.done():
-            return
-        if error is None:
-            freed.set_result(None)
-        else:
-            freed.set_exception(error)
-            freed.exception()  # its waiter may have been cancelled
+    def _retain(self, slot: Shelved, access: Access, cause: str) -> None:
+        del self._accesses[access.lease_id]
+        staged = access.memory.staged
+        error = Unquiesced(f"payload of {slot.handle}", staged.span.nbytes, cause)
+        if slot.kept is None:
+            retain(error, staged)
+            staged.keep(cause)
+            self._recorder.record(MemoryRetained(error.what, error.retained_bytes, cause))
+        slot.kept = slot.kept or error
+        slot.wake(error)
+        access.verdict.set_exception(error)
+        access.verdict.exception()

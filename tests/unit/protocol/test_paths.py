@@ -42,6 +42,7 @@ REFUSALS = [
     (PathReason.NOT_PINNED, {}, {"pinned": False}),
     (PathReason.BELOW_MIN, {}, {"total_bytes": RDMA_BYTES_MIN_DEFAULT - 1}),
     (PathReason.NO_OFFER, {"rdma": RdmaOffer(("ucx",))}, {}),
+    (PathReason.NO_OFFER, {}, {"pieces": 2}),
     (PathReason.DRAINING, {}, {"draining": True}),
 ]
 

@@ -1,4 +1,8 @@
-"""Slots and leases: who frees, what a forced release does, and a store against a simple model."""
+"""Slots and leases: who frees, what a forced release does, when deadlines are looked at.
+
+The last part has hypothesis look for a short sequence of calls that a simple model disagrees with;
+test_slots_model.py runs ten thousand longer ones.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,19 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from orbit.errors import ClosedError, InternalError, LeaseError, UnknownHandle
-from orbit.model import Handle, LeaseEnd, LeaseId, Metadata, SlotId, WorkerId
+from orbit.errors import (
+    BusyError,
+    ClosedError,
+    InternalError,
+    LeaseError,
+    UnknownHandle,
+    WrongDirection,
+)
+from orbit.model import Direction, Handle, LeaseEnd, LeaseId, Metadata, PathName, SlotId, WorkerId
+from orbit.protocol.deadlines import Deadlines
 from orbit.protocol.slots import (
     LOCAL_EPOCH,
+    TTL_SWEEP_S,
     FreeSlot,
     RetainSlot,
     RetractLease,
@@ -197,7 +210,8 @@ def test_a_tiny_timeout_never_means_none() -> None:
     slots = store(lease_timeout_s=0.0)
     assert slots.lease_timeout_s == 0.001
     slots.arm(slots.acquire(slots.register(1, pinned=True), PEER), 0.0)
-    assert slots.next_deadline == 0.010
+    assert slots.next_deadline == 0.001
+    assert slots.arm(slots.acquire(slots.register(1, pinned=True), PEER), 0.0, 0.0) == 0.001
 
 
 def test_withdraw_takes_the_payload_from_its_readers() -> None:
@@ -243,6 +257,156 @@ def test_a_held_lease_cannot_be_confirmed() -> None:
     with pytest.raises(InternalError):
         slots.quiesced(lease)
     assert slots.is_held(lease)
+
+
+# --- deadlines ------------------------------------------------------------------------------------
+
+
+def test_a_lease_may_ask_for_less_than_the_stores_timeout_and_never_gets_more() -> None:
+    slots = store(lease_timeout_s=10.0)
+    handle = slots.register(1, pinned=False, retain=True)
+    short, long = slots.acquire(handle, PEER), slots.acquire(handle, PEER)
+    assert slots.arm(short, 0.0, 2.0) == 2.0
+    assert slots.arm(long, 0.0, 99.0) == 10.0
+    assert slots.due(1.9) == []
+    assert slots.renew(handle, short, PEER, 1.9)
+    assert slots.due(3.8) == []
+    assert retracted(slots.due(3.9)) == [(short, LeaseEnd.REAPED)]
+    assert slots.next_deadline == 10.0
+
+
+def test_what_the_expiry_of_a_lease_over_tcp_drops() -> None:
+    slots = store(lease_timeout_s=1.0)
+    handle = slots.register(1, pinned=False)
+    lease = slots.acquire(handle, PEER)
+    slots.arm(lease, 0.0, 1.0, PathName.TCP)
+    assert retracted(slots.due(1.0)) == [(lease, LeaseEnd.REAPED)]
+    assert slots.quiesced(lease) == [FreeSlot(handle.slot_id)]  # the lock, and the only reference
+
+
+def test_a_time_to_live_takes_the_slot_with_its_leases_and_no_other() -> None:
+    slots = store()
+    mortal = slots.register(1, pinned=False, retain=True, deadline=5.0)
+    unread = slots.register(1, pinned=False, deadline=5.0)
+    other = slots.register(1, pinned=False)
+    mine, local = slots.acquire(mortal, PEER), slots.acquire(mortal, LOCAL_EPOCH)
+    theirs = slots.acquire(other, PEER)
+    assert slots.next_deadline == 5.0
+    assert slots.due(4.9) == []
+    effects = slots.due(5.0)
+    assert retracted(effects) == [(mine, LeaseEnd.EXPIRED), (local, LeaseEnd.EXPIRED)]
+    assert FreeSlot(unread.slot_id) in effects
+    assert slots.is_held(theirs)
+    with pytest.raises(UnknownHandle):
+        slots.acquire(mortal, PEER)
+    assert slots.quiesced(mine) == []
+    assert slots.quiesced(local) == [FreeSlot(mortal.slot_id)]
+    assert slots.next_deadline is None
+    found = slots.statistics()
+    assert (found.slots_expired, found.leases_ended[LeaseEnd.EXPIRED]) == (2, 2)
+
+
+def test_a_time_to_live_ends_the_readers_of_a_slot_without_references() -> None:
+    slots = store()
+    handle = slots.register(1, pinned=False, deadline=5.0)
+    reader, holder = slots.acquire(handle, PEER), slots.acquire(handle, OTHER)
+    slots.release(handle, reader, PEER)
+    assert retracted(slots.due(5.0)) == [(holder, LeaseEnd.EXPIRED)]
+
+
+def test_slots_that_go_early_leave_no_timer() -> None:
+    slots = store()
+    handles = [slots.register(1, pinned=False, deadline=30.0) for _ in range(1000)]
+    for handle in handles:
+        slots.withdraw(handle)
+    assert slots.next_deadline is None
+    assert slots.statistics().ttl_armed == 0
+
+
+def test_many_deadlines_close_together_cost_few_looks() -> None:
+    slots = store()
+    for number in range(1000):
+        slots.register(1, pinned=False, deadline=1.0 + number / 1000)
+    looks, now = 0, 0.0
+    while (due := slots.next_deadline) is not None:
+        assert due - now >= TTL_SWEEP_S or looks == 0
+        now, looks = due, looks + 1
+        slots.due(now)
+    assert looks <= 12
+    assert now <= 2.0 + TTL_SWEEP_S
+
+
+def test_deadlines_that_moved_and_went_do_not_pile_up() -> None:
+    deadlines: Deadlines[LeaseId] = Deadlines(0.01)
+    for number in range(1, 10_001):
+        deadlines.set(LeaseId(number), float(number))
+        deadlines.set(LeaseId(number), number + 5.0)
+        deadlines.discard(LeaseId(number - 10))
+    assert len(deadlines) == 10
+    assert len(deadlines._heap) < 200
+    assert deadlines.next == 9991 + 5.0
+    deadlines.set(LeaseId(10_000), 1.0)
+    assert deadlines.take(1.0) == [LeaseId(10_000)]
+    assert deadlines.take(1e6) == [LeaseId(number) for number in range(9991, 10_000)]
+    assert deadlines.next is None
+    assert LeaseId(9991) not in deadlines
+
+
+# --- destinations ---------------------------------------------------------------------------------
+
+
+def test_a_destination_has_one_writer_until_its_end_is_proven() -> None:
+    slots = store()
+    handle = slots.register(1, pinned=False, direction=Direction.WRITE)
+    with pytest.raises(WrongDirection):
+        slots.acquire(handle, PEER)
+    with pytest.raises(WrongDirection):
+        slots.acquire(slots.register(1, pinned=False), PEER, Direction.WRITE)
+    writer = slots.acquire(handle, PEER, Direction.WRITE)
+    with pytest.raises(BusyError):
+        slots.acquire(handle, OTHER, Direction.WRITE)
+    slots.detach(handle, writer, PEER)
+    with pytest.raises(BusyError):
+        slots.acquire(handle, OTHER, Direction.WRITE)
+    slots.unquiesced(writer, "stuck")
+    with pytest.raises(BusyError):
+        slots.acquire(handle, OTHER, Direction.WRITE)
+    slots.quiesced(writer)
+    slots.acquire(handle, OTHER, Direction.WRITE)
+
+
+def test_a_retired_slot_serves_those_it_has_and_nobody_else() -> None:
+    slots = store()
+    handle = slots.register(1, pinned=True, retain=True)
+    lease = slots.acquire(handle, PEER)
+    assert slots.retire(handle) == []
+    for call in (slots.retire, slots.metadata, slots.ref):
+        with pytest.raises(UnknownHandle):
+            call(handle)
+    assert slots.is_held(lease)
+    slots.detach(handle, lease, PEER)
+    assert slots.quiesced(lease) == [FreeSlot(handle.slot_id)]
+    unread = slots.register(1, pinned=True, retain=True)
+    assert slots.retire(unread) == [FreeSlot(unread.slot_id)]
+
+
+def test_statistics_say_what_is_staged_and_leased_and_by_what() -> None:
+    slots = store()
+    one, two = slots.register(10, pinned=True), slots.register(7, pinned=False, deadline=9.0)
+    slots.register(100, pinned=True)
+    rdma, tcp = slots.acquire(one, PEER), slots.acquire(two, PEER)
+    slots.acquire(two, LOCAL_EPOCH)
+    slots.arm(rdma, 0.0, None, PathName.RDMA)
+    found = slots.statistics()
+    assert (found.staged_bytes, found.leased_bytes) == (117, 17)
+    assert (found.leases_armed, found.ttl_armed) == (1, 1)
+    assert found.leases_by_path == {PathName.RDMA: 1, PathName.TCP: 1, PathName.LOCAL: 1}
+    slots.detach(one, rdma, PEER)
+    assert slots.statistics().leased_bytes == 17  # it may still be read
+    slots.quiesced(rdma)
+    assert slots.statistics().leased_bytes == 7
+    assert slots.is_held(tcp)
+    assert slots.statistics().leases_ended[LeaseEnd.DETACHED] == 1
 
 
 # --- against a model ------------------------------------------------------------------------------
@@ -429,7 +593,7 @@ class SlotsAgainstModel(RuleBasedStateMachine):
 
 
 SlotsAgainstModel.TestCase.settings = settings(
-    max_examples=1000,
+    max_examples=500,
     stateful_step_count=15,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
