@@ -1,21 +1,24 @@
-"""The consumer's half of rendezvous: fetches by handle, and the leases that they left with the
-caller.
+"""The consumer's half of rendezvous: gets and puts by handle, and the leases that gets left with
+the caller.
 
-It finds the session to a handle's owner, runs one fetch on it, and remembers over which epoch each
-lease must be given back. A handle of this node itself never touches a wire. It knows no backend.
+It finds the session to a handle's owner, runs one transfer on it, and remembers over which epoch
+each lease must be given back. A handle of this node itself never touches a wire. It knows no
+backend.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
 
 from ..config import RendezvousConfig
 from ..errors import (
     ClosedError,
+    DeadlineExceeded,
     LeaseError,
     OrbitError,
     PeerError,
@@ -24,11 +27,22 @@ from ..errors import (
     UsageError,
 )
 from ..events import Fetched, Recorder
-from ..model import Handle, Lease, LeaseId, Metadata, PathName, PathReason, Transport, WorkerId
-from ..protocol.fetch import FetchPlan
+from ..model import (
+    Direction,
+    Handle,
+    Lease,
+    LeaseId,
+    Metadata,
+    PathName,
+    PathReason,
+    Transport,
+    WorkerId,
+)
+from ..protocol.fetch import FetchPlan, check_size, check_staged
 from ..protocol.messages import (
     DetachRequest,
     EmptyReply,
+    EndReply,
     Message,
     MetadataReply,
     MetadataRequest,
@@ -36,22 +50,42 @@ from ..protocol.messages import (
     ReleaseRequest,
 )
 from ..protocol.paths import decide_offer
+from ..protocol.put import PutPlan
 from ..transport.interface import Progress, Reply, Session
-from .copying import copy_bytes
-from .fetching import FetchContext, FetchRun, deadline_error, typed_refusal
+from .borrowed import Borrowed, StopScope
+from .copying import copy_pieces
+from .fetching import FetchRun
+from .options import Put
 from .owner import Owner
 from .paths import Paths
+from .putting import PutRun
 from .runner import TaskRunner
 from .session import ControlSession
 from .sinks import Sink
+from .transferring import Held, TransferContext, TransferRun, typed_refusal
 
 _log = logging.getLogger("orbit")
 
 SessionTo = Callable[[WorkerId], Awaitable[ControlSession]]
 
 
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How a caller wants one transfer to be made. `deadline` is a loop time and `timeout_s` what it
+    was made of (None: only silence ends it). `staged_payload_max`: see FetchPlan.
+    """
+
+    transport: Transport
+    timeout_s: float | None = None
+    deadline: float | None = None
+    progress: Progress | None = None
+    staged_payload_max: int | None = None
+
+
 class Consumer:
-    """Fetches of one node. `session_to` gives the open session to a worker, dialed if need be."""
+    """Gets and puts of one node. `session_to` gives the open session to a worker, dialed if need
+    be.
+    """
 
     def __init__(
         self,
@@ -69,42 +103,68 @@ class Consumer:
         self._paths = paths
         self._config = config
         self._recorder = recorder
-        self._context = FetchContext(
-            paths, recorder, runner, config.inline_max_bytes, self._warn, self._lose
+        self._context = TransferContext(
+            paths,
+            recorder,
+            runner,
+            config.inline_max_bytes,
+            max(1, round(config.lease_timeout * 1000)),
+            self._warn,
+            self._lose,
         )
-        self._held: dict[tuple[Handle, LeaseId], Session | None] = {}  # None: this node's own slot
-        self._runs: dict[Session, set[FetchRun]] = {}
+        # Until they are given back, also when they have ended at their owner meanwhile: then giving
+        # them back is no error. A caller that gives back nothing makes it grow. None: an own slot.
+        self._held: dict[tuple[Handle, LeaseId], Session | None] = {}
+        self._runs: dict[Session, dict[TransferRun, None]] = {}  # oldest first
         self._warned: set[tuple[WorkerId, PathReason]] = set()
 
     @property
     def leases_held(self) -> int:
         return len(self._held)
 
-    async def fetch(
-        self,
-        handle: Handle,
-        sink: Sink,
-        transport: Transport,
-        timeout_s: float | None,
-        progress: Progress | None,
-    ) -> Lease:
-        """Fill `sink` and hold a lease. `timeout_s` None: only silence ends it. On any error the
-        sink is discarded and no lease is left.
-        """
-        loop = asyncio.get_running_loop()
+    async def fetch(self, handle: Handle, sink: Sink, wish: Wish) -> Lease:
+        """Fill `sink` and hold a lease. On any error the sink is discarded and no lease is left."""
         started = time.perf_counter()
-        deadline = None if timeout_s is None else loop.time() + timeout_s
         if handle.worker_id == self._worker_id:
-            lease = await self._fetch_own(handle, sink, progress)
+            lease = await self._fetch_own(handle, sink, wish)
         else:
-            session = await self._reach(handle, sink, transport, deadline, timeout_s)
-            lease = await self._fetch_from(
-                session, handle, sink, transport, deadline, timeout_s, progress, started
-            )
+            session = await self._reach(handle, sink, wish, Direction.READ)
+            lease = await self._fetch_from(session, handle, sink, wish, started)
+        seconds = time.perf_counter() - started
+        read_s = lease.phases.get("pull") if lease.path is PathName.RDMA else None
         self._recorder.record(
-            Fetched(handle, lease.path, lease.reason, lease.nbytes, time.perf_counter() - started)
+            Fetched(handle, lease.path, lease.reason, lease.nbytes, seconds, read_s)
         )
         return lease
+
+    async def put(self, handle: Handle, source: Borrowed, offset: int, wish: Wish) -> Put:
+        """Write `source` into the owner's destination, from its byte `offset` on. The source is
+        given back in any case, and no lease is left.
+        """
+        started = time.perf_counter()
+        if handle.worker_id == self._worker_id:
+            return await self._put_own(handle, source, offset, wish)
+        session = await self._reach(handle, source, wish, Direction.WRITE)
+        reach_s = time.perf_counter() - started
+        plan = PutPlan(
+            wish.transport,
+            rdma=self._paths.rdma_availability(session, Direction.WRITE),
+            kill_switch=not self._config.enabled,
+            nbytes=source.nbytes,
+        )
+        run = PutRun(
+            self._context,
+            session,
+            handle,
+            plan,
+            source,
+            offset,
+            wish.progress,
+            wish.deadline,
+            wish.timeout_s or 0.0,
+        )
+        with self._watched(session, run):
+            return await run.outcome({"reach": reach_s}, started)
 
     async def metadata(self, handle: Handle) -> Metadata:
         """Raises UnknownHandle, UnknownPeer, PeerError."""
@@ -136,6 +196,17 @@ class Consumer:
         else:
             await self._give_back(session, ReleaseRequest(handle, lease.lease_id), handle)
 
+    def drop(self, lease: Lease) -> None:
+        """As `detach`, without waiting for the owner. Silent when it is not held (any more)."""
+        key = (lease.handle, lease.lease_id)
+        if key not in self._held:
+            return
+        session = self._held.pop(key)
+        if session is None:
+            self._owner.detach_local(lease.handle, lease.lease_id)
+        else:
+            session.notify(DetachRequest(lease.handle, lease.lease_id))
+
     def session_closed(self, session: ControlSession) -> None:
         """The epoch is over: its fetches end. Leases held from it stay known, so that giving them
         back is no error.
@@ -147,58 +218,75 @@ class Consumer:
 
     # --- within -----------------------------------------------------------------------------------
 
-    async def _fetch_own(self, handle: Handle, sink: Sink, progress: Progress | None) -> Lease:
+    async def _fetch_own(self, handle: Handle, sink: Sink, wish: Wish) -> Lease:
         started = time.perf_counter()
-        lease_id, view = self._owner.acquire_local(handle)
+        lease_id: LeaseId | None = None
         try:
-            if view.nbytes:
-                if sink.capacity_bytes is not None and view.nbytes > sink.capacity_bytes:
-                    raise UsageError(
-                        f"the payload has {view.nbytes} bytes, "
-                        f"the destination holds {sink.capacity_bytes}"
-                    )
-                target = await sink.open(view.nbytes)
-                await copy_bytes(view, target.view)
-                if progress is not None:
-                    progress(view.nbytes)
+            lease_id, span = self._owner.acquire_local(handle)
+            plan = self._fetch_plan(sink, wish, PathReason.OK)
+            if (refused := check_staged(plan, span.nbytes)) is not None:
+                released, lease_id = lease_id, None
+                self._owner.release_local(handle, released)
+                raise refused
+            check_size(plan, span.nbytes)
+            if span.nbytes:
+                async with _bounded("get", sink, wish):
+                    await copy_pieces(span, await sink.open(span.nbytes))
+                if wish.progress is not None:
+                    wish.progress(span.nbytes)
         except BaseException:
             sink.discard()
-            self._owner.detach_local(handle, lease_id)
+            if lease_id is not None:
+                self._owner.detach_local(handle, lease_id)
             raise
+        self._owner.local_done(lease_id)
         self._held[handle, lease_id] = None
         seconds = time.perf_counter() - started
         phases = {"copy": seconds, "total": seconds}
-        return Lease(handle, lease_id, PathName.LOCAL, PathReason.OK, view.nbytes, phases)
+        return Lease(handle, lease_id, PathName.LOCAL, PathReason.OK, span.nbytes, phases)
+
+    async def _put_own(self, handle: Handle, source: Borrowed, offset: int, wish: Wish) -> Put:
+        started = time.perf_counter()
+        nbytes = source.nbytes
+        try:
+            lease_id, span = self._owner.acquire_local_put(handle, offset, nbytes)
+            try:
+                async with _bounded("put", source, wish):
+                    await copy_pieces(source.span, span)
+                if wish.progress is not None and nbytes:
+                    wish.progress(nbytes)
+            except BaseException:
+                self._owner.finish_local_put(handle, lease_id, transferred=False)
+                raise
+            self._owner.finish_local_put(handle, lease_id, transferred=True)
+        finally:
+            source.give_back()
+        seconds = time.perf_counter() - started
+        phases = {"copy": seconds, "total": seconds}
+        peer = self._worker_id
+        return Put(handle, peer, PathName.LOCAL, PathReason.OK, offset, nbytes, phases)
 
     async def _reach(
-        self,
-        handle: Handle,
-        sink: Sink,
-        transport: Transport,
-        deadline: float | None,
-        timeout_s: float | None,
+        self, handle: Handle, memory: Held, wish: Wish, direction: Direction
     ) -> ControlSession:
         """The session, unless the demanded path is known to be missing before anything is sent."""
+        what = "get" if direction is Direction.READ else "put"
+        demanded = wish.transport is Transport.RDMA
         try:
-            if transport is Transport.RDMA:
-                self._demand_rdma(None)
-            async with asyncio.timeout_at(deadline):
+            if demanded:
+                self._demand_rdma(None, direction)
+            async with _bounded(what, memory, wish):
                 session = await self._session_to(handle.worker_id)
-            if transport is Transport.RDMA:
-                self._demand_rdma(session)
-        except TimeoutError as error:
-            sink.discard()
-            if isinstance(error, OrbitError):
-                raise
-            raise deadline_error(timeout_s or 0.0) from None
+            if demanded:
+                self._demand_rdma(session, direction)
         except BaseException:
-            sink.discard()
+            memory.discard()
             raise
         return session
 
-    def _demand_rdma(self, session: Session | None) -> None:
+    def _demand_rdma(self, session: Session | None, direction: Direction) -> None:
         if session is not None:
-            known = self._paths.rdma_availability(session)
+            known = self._paths.rdma_availability(session, direction)
         else:
             known = PathReason.OK if self._paths.rdma is not None else self._paths.rdma_reason
         reason = decide_offer(Transport.RDMA, kill_switch=not self._config.enabled, rdma=known)
@@ -206,37 +294,46 @@ class Consumer:
             raise self._paths.unavailable(reason)
 
     async def _fetch_from(
-        self,
-        session: ControlSession,
-        handle: Handle,
-        sink: Sink,
-        transport: Transport,
-        deadline: float | None,
-        timeout_s: float | None,
-        progress: Progress | None,
-        started: float,
+        self, session: ControlSession, handle: Handle, sink: Sink, wish: Wish, started: float
     ) -> Lease:
-        plan = FetchPlan(
-            transport,
-            rdma=self._paths.rdma_availability(session),
+        plan = self._fetch_plan(sink, wish, self._paths.rdma_availability(session))
+        run = FetchRun(
+            self._context,
+            session,
+            handle,
+            plan,
+            sink,
+            wish.progress,
+            wish.deadline,
+            wish.timeout_s or 0.0,
+        )
+        reach_s = time.perf_counter() - started
+        with self._watched(session, run):
+            lease = await run.outcome(started)
+        self._held[handle, lease.lease_id] = session
+        return replace(lease, phases={"reach": reach_s, **lease.phases})
+
+    def _fetch_plan(self, sink: Sink, wish: Wish, rdma: PathReason) -> FetchPlan:
+        return FetchPlan(
+            wish.transport,
+            rdma,
             kill_switch=not self._config.enabled,
             capacity_bytes=sink.capacity_bytes,
             payload_bytes_max=self._config.payload_max_bytes,
+            staged_payload_max=wish.staged_payload_max,
         )
-        run = FetchRun(
-            self._context, session, handle, plan, sink, progress, deadline, timeout_s or 0.0
-        )
-        runs = self._runs.setdefault(session, set())
-        runs.add(run)
-        reach_s = time.perf_counter() - started
+
+    @contextlib.contextmanager
+    def _watched(self, session: Session, run: TransferRun) -> Iterator[None]:
+        """While it runs, the end of its session is told to it."""
+        runs = self._runs.setdefault(session, {})
+        runs[run] = None
         try:
-            lease = await run.outcome(started)
+            yield
         finally:
-            runs.discard(run)
+            runs.pop(run, None)
             if not runs:
                 self._runs.pop(session, None)
-        self._held[handle, lease.lease_id] = session
-        return replace(lease, phases={"reach": reach_s, **lease.phases})
 
     async def _ask(self, handle: Handle, request: Message, reply: type[Reply]) -> Reply:
         session = await self._session_to(handle.worker_id)
@@ -266,7 +363,7 @@ class Consumer:
         if session.closed:
             return
         try:
-            await session.call(request, EmptyReply)
+            await session.call(request, EndReply)
         except (PeerLost, ClosedError, UnknownHandle) as error:
             _log.debug("lease on %s ended with its epoch: %s", handle, error)
         except OrbitError as error:
@@ -284,3 +381,19 @@ class Consumer:
     def _lose(self, session: Session, error: OrbitError) -> None:
         if isinstance(session, ControlSession):
             session.abort(PeerLost(str(session.peer), str(error)))
+
+
+@contextlib.asynccontextmanager
+async def _bounded(what: str, memory: Held, wish: Wish) -> AsyncIterator[None]:
+    """What is awaited within ends at the deadline, and when the memory is wanted back."""
+    scope = StopScope()
+    memory.watch(scope.stop)
+    try:
+        async with asyncio.timeout_at(wish.deadline), scope:
+            yield
+    except TimeoutError as error:
+        if isinstance(error, OrbitError):
+            raise
+        raise DeadlineExceeded(what, wish.timeout_s or 0.0) from None
+    finally:
+        memory.watch(None)

@@ -91,9 +91,9 @@ class HandleCalls:
         return await self._open().owner.register_destination(where, options)
 
     async def wait_put(self, handle: Handle, *, timeout: float | None = None) -> Put:
-        """On the owner of a destination: the oldest completed put that nobody waited for yet. Its
-        bytes are in place. Raises UnknownHandle (also when the slot goes meanwhile),
-        WrongDirection, DeadlineExceeded.
+        """On the owner of a destination: the oldest completed put that nobody waited for yet, of
+        the latest 1024. Its bytes are in place. Raises UnknownHandle (also when the slot goes
+        meanwhile), WrongDirection, DeadlineExceeded.
         """
         return await self._open().owner.wait_put(handle, timeout)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..errors import InternalError, PathUnavailable
-from ..model import PathName, PathReason
+from ..model import Direction, PathName, PathReason
 from ..transport.interface import CallHandler, DataPath, PinnedMemory, Session
 
 
@@ -37,9 +37,11 @@ class Paths:
                 return path
         raise InternalError(f"this node has no {name} path")
 
-    def rdma_availability(self, session: Session) -> PathReason:
+    def rdma_availability(
+        self, session: Session, direction: Direction = Direction.READ
+    ) -> PathReason:
         """OK, or why RDMA cannot serve that peer, from facts at hand."""
-        return self.rdma_reason if self.rdma is None else self.rdma.availability(session)
+        return self.rdma_reason if self.rdma is None else self.rdma.availability(session, direction)
 
     def unavailable(self, reason: PathReason, detail: str = "") -> PathUnavailable:
         """The error for a caller who demanded RDMA."""

@@ -1,18 +1,17 @@
-"""Where a fetch puts its bytes: fresh memory, the caller's buffer, or a piece of the arena.
+"""Where a fetch puts its bytes: fresh memory, the caller's own, or a piece of the arena.
 
 A sink keeps its memory alive until it is told that nothing writes it any more. It knows no path.
 """
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Callable
 from typing import Protocol
 
-from ..errors import BusyError, ClosedError
-from ..memory.buffer import BufferExport
-from ..model import PathReason
+from ..errors import BusyError, ClosedError, OrbitError
 from ..transport.interface import PinnedBuffer, PinnedMemory, Target
 from .fresh_memory import fresh_memory
+from .live import Live
 from .paths import Paths
 
 
@@ -30,8 +29,16 @@ class Sink(Protocol):
     def deliver(self, data: bytes) -> None:
         """The whole payload came with the answer."""
 
+    def watch(self, stop: Callable[[OrbitError], None] | None) -> None:
+        """`stop` is called when the memory is wanted back before the fetch has ended."""
+
+    def keep(self, cause: str) -> None:
+        """That nothing writes the memory any more could not be proven; who calls this keeps the
+        sink, and never discards it.
+        """
+
     def discard(self) -> None:
-        """The fetch failed and nothing writes the memory any more."""
+        """The fetch failed and nothing writes the memory any more. Idempotent."""
 
 
 class FreshSink:
@@ -51,6 +58,12 @@ class FreshSink:
     def deliver(self, data: bytes) -> None:
         self._view = memoryview(data)
 
+    def watch(self, stop: Callable[[OrbitError], None] | None) -> None:
+        """Nobody else knows of it."""
+
+    def keep(self, cause: str) -> None:
+        """The sink holds all that there is."""
+
     def discard(self) -> None:
         self._view = memoryview(b"")
 
@@ -59,38 +72,12 @@ class FreshSink:
         return self._view.toreadonly()
 
 
-class CallerSink:
-    """For `get_into`: the front of the caller's buffer, whose export is held until the fetch has
-    ended.
-    """
-
-    takes_inline = True
-
-    def __init__(self, dest: object) -> None:
-        """Raises UsageError for memory that is read-only or not contiguous."""
-        self._export = BufferExport(dest, writable=True)
-        self.capacity_bytes: int | None = self._export.nbytes
-
-    async def open(self, total_bytes: int) -> Target:
-        return Target(self._export.view[:total_bytes])
-
-    def deliver(self, data: bytes) -> None:
-        self._export.view[: len(data)] = data
-
-    def discard(self) -> None:
-        self.release()
-
-    def release(self) -> None:
-        """The buffer is the caller's alone again."""
-        # A path's slice of it goes away with the frame that holds it.
-        with contextlib.suppress(BufferError):
-            self._export.release()
-
-
-class PinnedPayload:
+class PinnedPayload(Live):
     """A fetched payload in registered memory. `view` is valid until `free`, which returns the
     space.
     """
+
+    _instead = "send its bytes, or the handle that it was fetched by"
 
     __slots__ = ("_buffer", "_memory", "_view")
 
@@ -128,16 +115,20 @@ class PinnedPayload:
         self.free()
 
 
-class PinnedWriter:
+class PinnedWriter(Live):
     """A piece of registered memory to write into. `view` is valid until `free`, which returns the
     space, or until `register_data_pinned` takes the piece over.
     """
 
-    __slots__ = ("_buffer", "_memory", "nbytes")
+    _instead = "send a handle of it, as register_data_pinned makes one"
+
+    __slots__ = ("_buffer", "_free_asked", "_lent", "_memory", "nbytes")
 
     def __init__(self, memory: PinnedMemory, buffer: PinnedBuffer) -> None:
         self._memory = memory
         self._buffer: PinnedBuffer | None = buffer
+        self._lent = 0
+        self._free_asked = False
         self.nbytes = buffer.view.nbytes
 
     @property
@@ -148,19 +139,44 @@ class PinnedWriter:
     @property
     def buffer(self) -> PinnedBuffer:
         """The registered piece. Raises ClosedError after `free`."""
-        if self._buffer is None:
+        if self._buffer is None or self._free_asked:
             raise ClosedError("the pinned writer")
         return self._buffer
 
+    def is_of(self, memory: PinnedMemory | None) -> bool:
+        """Whether it is a piece of that memory."""
+        return self._memory is memory
+
     def take(self) -> PinnedBuffer:
-        """The piece, whose holder frees it from now on. Raises ClosedError."""
-        buffer, self._buffer = self.buffer, None
+        """The piece, whose holder frees it from now on. Raises ClosedError, BusyError (in use)."""
+        buffer = self.buffer
+        if self._lent:
+            raise BusyError("the pinned writer is in use by another call or handle")
+        self._buffer = None
         return buffer
 
+    def lend(self) -> PinnedBuffer:
+        """The piece, for one use: until its `take_back` the space is not returned. Raises
+        ClosedError.
+        """
+        buffer = self.buffer
+        self._lent += 1
+        return buffer
+
+    def take_back(self) -> None:
+        """One use has ended, once for each `lend`."""
+        self._lent -= 1
+        if self._free_asked:
+            self._return_space()
+
     def free(self) -> None:
-        """Return the space to the arena. Idempotent."""
-        buffer, self._buffer = self._buffer, None
-        if buffer is not None:
+        """Return the space to the arena, as soon as no call or handle uses it. Idempotent."""
+        self._free_asked = True
+        self._return_space()
+
+    def _return_space(self) -> None:
+        if self._buffer is not None and not self._lent:
+            buffer, self._buffer = self._buffer, None
             self._memory.free(buffer)
 
     def __enter__(self) -> PinnedWriter:
@@ -185,14 +201,17 @@ class PinnedSink:
 
     async def open(self, total_bytes: int) -> Target:
         if self._buffer is None:
-            reason = await self._memory.ensure()
-            if reason is not PathReason.OK:
-                raise BusyError(f"no registered memory can be had ({reason})")
-            self._buffer = self._memory.allocate_nowait(total_bytes)
+            self._buffer = await self._memory.allocate(total_bytes)
         return Target(self._buffer.view, self._buffer)
 
     def deliver(self, data: bytes) -> None:
         raise AssertionError("a pinned sink never asks for inline bytes")
+
+    def watch(self, stop: Callable[[OrbitError], None] | None) -> None:
+        """Nobody else knows of it."""
+
+    def keep(self, cause: str) -> None:
+        """The sink holds all that there is."""
 
     def discard(self) -> None:
         buffer, self._buffer = self._buffer, None

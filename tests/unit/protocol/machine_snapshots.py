@@ -10,11 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orbit.errors import InternalError, OrbitError, PathFailed, PeerLost, PeerRefused
-from orbit.model import Incarnation, PathReason, Transport, WorkerId
+from orbit.errors import (
+    ClosedError,
+    InternalError,
+    OrbitError,
+    PathFailed,
+    PeerLost,
+    PeerRefused,
+)
+from orbit.model import Direction, Incarnation, PathReason, Transport, WorkerId
 from orbit.protocol import connection as c
 from orbit.protocol import fetch as f
 from orbit.protocol import grants as g
+from orbit.protocol import put as p
+from orbit.protocol import transfer as t
 from orbit.protocol.messages import AcquireReply, RdmaAnswer, ReadyAnswer
 from orbit.protocol.transitions import TableMachine, mermaid
 
@@ -59,12 +68,12 @@ SOURCE_INPUTS: Sequence[object] = [
 ]
 
 # Four pieces of one byte, two of them in flight at a time.
-_CLOSING = [g.Start(), g.ReadsCompleted(1), g.ReadsCompleted(1)]
-_SETTLING = [*_CLOSING, g.ReadsCompleted(2)]
+_CLOSING = [g.Start(), g.PiecesCompleted(1), g.PiecesCompleted(1)]
+_SETTLING = [*_CLOSING, g.PiecesCompleted(2)]
 _KILLING = [g.Start(), g.QueuePairFailed("gone")]
 REQUESTER_ROADS: Mapping[str, Sequence[object]] = {
     "ready": [],
-    "reading": [g.Start()],
+    "moving": [g.Start()],
     "closing": _CLOSING,
     "settling": _SETTLING,
     "stopping": [g.Start(), g.Cancel("why")],
@@ -77,9 +86,9 @@ REQUESTER_ROADS: Mapping[str, Sequence[object]] = {
 REQUESTER_INPUTS: Sequence[object] = [
     g.Start(),
     g.Cancel("why"),
-    g.ReadsCompleted(1),
-    g.ReadsCompleted(2),
-    g.ReadFailed("access"),
+    g.PiecesCompleted(1),
+    g.PiecesCompleted(2),
+    g.PieceFailed("access"),
     g.PostFailed("full"),
     g.ReceiptCompleted(),
     g.ReceiptFailed("rnr"),
@@ -95,31 +104,70 @@ READY = AcquireReply(ready=ReadyAnswer(8, 3, 100, "below_min"))
 INLINE = AcquireReply(ready=ReadyAnswer(8, 0, 3, "below_min", b"abc"))
 LOST = PeerLost("peer", "reset")
 BROKEN = PathFailed("rdma", "get_failed")
-_OFFERED = [f.Begin(), f.PathsReady(PathReason.OK)]
-_PULLING = [*_OFFERED, f.AcquireAnswered(RDMA)]
+_OFFERED = [t.Begin(), t.PathsReady(PathReason.OK)]
+_PULLING = [*_OFFERED, t.AcquireAnswered(RDMA)]
 FETCH_ROADS: Mapping[str, Sequence[object]] = {
     "idle": [],
-    "preparing": [f.Begin()],
+    "preparing": [t.Begin()],
     "acquiring": _OFFERED,
-    "pulling": _PULLING,
-    "stopping": [*_PULLING, f.Cancelled()],
-    "abandoning": [*_OFFERED, f.Cancelled()],
-    "finished": [*_PULLING, f.PullFinished()],
-    "failed": [f.Begin(), f.Cancelled()],
+    "moving": _PULLING,
+    "stopping": [*_PULLING, t.Cancelled()],
+    "abandoning": [*_OFFERED, t.Cancelled()],
+    "finished": [*_PULLING, t.Moved()],
+    "failed": [t.Begin(), t.Cancelled()],
 }
+_GIVING_UP: Sequence[object] = [
+    t.Cancelled(),
+    t.Stopped(ClosedError("the region")),
+    t.DeadlinePassed(),
+    t.PeerGone(LOST),
+]
 FETCH_INPUTS: Sequence[object] = [
-    f.Begin(),
-    f.PathsReady(PathReason.OK),
-    f.PathsReady(PathReason.PEER_WITHOUT),
-    f.AcquireAnswered(RDMA),
-    f.AcquireAnswered(READY),
-    f.AcquireAnswered(INLINE),
-    f.AcquireFailed(LOST),
-    f.PullFinished(),
-    f.PullFailed(PathReason.GET_FAILED, BROKEN),
-    f.Cancelled(),
-    f.DeadlinePassed(),
-    f.PeerGone(LOST),
+    t.Begin(),
+    t.PathsReady(PathReason.OK),
+    t.PathsReady(PathReason.PEER_WITHOUT),
+    t.AcquireAnswered(RDMA),
+    t.AcquireAnswered(READY),
+    t.AcquireAnswered(INLINE),
+    t.AcquireFailed(LOST),
+    t.Moved(),
+    t.MoveFailed(PathReason.GET_FAILED, BROKEN),
+    *_GIVING_UP,
+]
+
+_WRITE = int(Direction.WRITE)
+PUT_RDMA = AcquireReply(
+    rdma=RdmaAnswer(7, b"d", b"g", 30_000, total_len=100, direction=_WRITE),
+)
+PUT_READY = AcquireReply(ready=ReadyAnswer(8, 3, 100, "below_min", direction=_WRITE))
+_PUSHING = [*_OFFERED, t.AcquireAnswered(PUT_RDMA)]
+_RETURNING = [*_PUSHING, t.MoveFailed(PathReason.GET_FAILED, BROKEN)]
+PUT_ROADS: Mapping[str, Sequence[object]] = {
+    "idle": [],
+    "preparing": [t.Begin()],
+    "acquiring": [*_RETURNING, t.Ended()],
+    "returning": _RETURNING,
+    "moving": _PUSHING,
+    "completing": [*_PUSHING, t.Moved()],
+    "stopping": [*_PUSHING, t.Cancelled()],
+    "abandoning": [*_OFFERED, t.Cancelled()],
+    "finished": [*_PUSHING, t.Moved(), t.Ended()],
+    "failed": [t.Begin(), t.Cancelled()],
+}
+PUT_INPUTS: Sequence[object] = [
+    t.Begin(),
+    t.PathsReady(PathReason.OK),
+    t.PathsReady(PathReason.PEER_WITHOUT),
+    t.AcquireAnswered(PUT_RDMA),
+    t.AcquireAnswered(PUT_READY),
+    t.AcquireAnswered(READY),
+    t.AcquireFailed(LOST),
+    t.Moved(),
+    t.MoveFailed(PathReason.GET_FAILED, BROKEN),
+    t.Ended(),
+    t.EndFailed(BROKEN),
+    t.EndFailed(LOST),
+    *_GIVING_UP,
 ]
 
 
@@ -182,10 +230,16 @@ def auto_fetch() -> f.Fetch:
     return f.Fetch(f.FetchPlan(Transport.AUTO, PathReason.OK), deadline=9.0, timeout_s=9.0)
 
 
+def auto_put() -> p.PutMachine:
+    plan = p.PutPlan(Transport.AUTO, PathReason.OK, nbytes=100)
+    return p.PutMachine(plan, deadline=9.0, timeout_s=9.0)
+
+
 MACHINES: Mapping[str, tuple[Build, Mapping[str, Sequence[object]], Sequence[object]]] = {
     "grant_source": (source, SOURCE_ROADS, SOURCE_INPUTS),
     "grant_requester": (requester, REQUESTER_ROADS, REQUESTER_INPUTS),
     "fetch": (auto_fetch, FETCH_ROADS, FETCH_INPUTS),
+    "put": (auto_put, PUT_ROADS, PUT_INPUTS),
     "connection": (connection, CONNECTION_ROADS, CONNECTION_INPUTS),
 }
 
@@ -221,10 +275,12 @@ def snapshot(name: str) -> str:
 
 
 def _text(thing: object) -> str:
-    if isinstance(thing, f.AcquireAnswered):
+    if isinstance(thing, t.AcquireAnswered):
         kind = "rdma" if thing.reply.rdma else "ready"
         inline = thing.reply.ready is not None and thing.reply.ready.inline is not None
-        return f"AcquireAnswered({'inline' if inline else kind})"
+        answer = thing.reply.rdma or thing.reply.ready
+        write = " to write" if answer is not None and answer.direction == _WRITE else ""
+        return f"AcquireAnswered({'inline' if inline else kind}{write})"
     fields = getattr(thing, "__dataclass_fields__", {})
     values = ", ".join(_value(getattr(thing, name)) for name in fields)
     return f"{type(thing).__name__}({values})"
@@ -257,8 +313,9 @@ def diagrams() -> dict[Path, str]:
             f"```mermaid\n{mermaid(c.CONNECTION_TABLE, c.ConnectionState.IDLE)}```\n"
         ),
         DOCS / "fetch-diagram.md": (
-            f"# The consumer's get\n\n{note}\n"
-            f"```mermaid\n{mermaid(f.FETCH_TABLE, f.FetchState.IDLE)}```\n"
+            f"# The consumer's get and put\n\n{note}\n"
+            f"## Get\n\n```mermaid\n{mermaid(f.FETCH_TABLE, t.TransferState.IDLE)}```\n\n"
+            f"## Put\n\n```mermaid\n{mermaid(p.PUT_TABLE, t.TransferState.IDLE)}```\n"
         ),
     }
 

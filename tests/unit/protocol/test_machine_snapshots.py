@@ -4,6 +4,7 @@ the tables.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,12 +13,15 @@ from orbit.errors import InternalError
 from orbit.protocol.connection import CONNECTION_TABLE, ConnectionInput
 from orbit.protocol.fetch import FETCH_TABLE, FetchInput
 from orbit.protocol.grants import REQUESTER_TABLE, SOURCE_TABLE, RequesterInput, SourceInput
+from orbit.protocol.put import PUT_TABLE
+from orbit.protocol.transfer import TransferInput
 from tests.unit.protocol.machine_snapshots import (
     CONNECTION_ROADS,
     LIFE,
     LOST,
     MACHINES,
     NEXT_LIFE,
+    PUT_READY,
     files,
     reach,
     yielding,
@@ -27,6 +31,7 @@ TABLES: dict[str, tuple[Any, Any]] = {
     "grant_source": (SOURCE_TABLE, SourceInput),
     "grant_requester": (REQUESTER_TABLE, RequesterInput),
     "fetch": (FETCH_TABLE, FetchInput),
+    "put": (PUT_TABLE, TransferInput),
     "connection": (CONNECTION_TABLE, ConnectionInput),
 }
 
@@ -83,11 +88,15 @@ def test_every_listed_follower_is_reached_from_its_state(name: str) -> None:
 
 
 def _extras() -> tuple[Any, Any, Any]:
-    from orbit.model import PathReason, Transport
+    from orbit.model import Direction, PathReason, Transport
     from orbit.protocol import connection as c
     from orbit.protocol import fetch as f
     from orbit.protocol import grants as g
-    from orbit.protocol.messages import AcquireReply, RdmaAnswer, ReadyAnswer
+    from orbit.protocol import put as p
+    from orbit.protocol import transfer as t
+    from orbit.protocol.messages import AcquireReply, GrantPiece, RdmaAnswer, ReadyAnswer
+
+    piece = GrantPiece(b"d", b"g")
 
     def one_piece() -> g.GrantRequester:
         return g.GrantRequester(
@@ -103,6 +112,15 @@ def _extras() -> tuple[Any, Any, Any]:
     def demanded_later() -> f.Fetch:
         return f.Fetch(f.FetchPlan(Transport.RDMA, PathReason.OK))
 
+    def put_by(transport: Transport, rdma: PathReason) -> Callable[[], p.PutMachine]:
+        return lambda: p.PutMachine(p.PutPlan(transport, rdma, nbytes=100))
+
+    def put_nothing() -> p.PutMachine:
+        return p.PutMachine(p.PutPlan(Transport.TCP, PathReason.OK))
+
+    write = int(Direction.WRITE)
+    nothing = AcquireReply(ready=ReadyAnswer(8, 0, 0, direction=write))
+    many = AcquireReply(rdma=RdmaAnswer(7, b"d", b"g", 0, 100, (piece,) * 64, write))
     empty = AcquireReply(rdma=RdmaAnswer(7, b"d", b"g", 0, total_len=0))
     short = AcquireReply(ready=ReadyAnswer(8, 0, 3, "below_min", b"ab"))
     tcp_pull = AcquireReply(ready=ReadyAnswer(8, 1, 3, "below_min"))
@@ -119,8 +137,16 @@ def _extras() -> tuple[Any, Any, Any]:
         "fetch": [
             ("tcp", []),
             ("demanded", []),
-            ("demanded later", [f.Begin()]),
-            ("pulls by tcp", [f.Begin(), f.AcquireAnswered(tcp_pull)]),
+            ("demanded later", [t.Begin()]),
+            ("pulls by tcp", [t.Begin(), t.AcquireAnswered(tcp_pull)]),
+        ],
+        "put": [
+            ("tcp", []),
+            ("demanded", []),
+            ("demanded later", [t.Begin()]),
+            ("offers", [t.Begin(), t.PathsReady(PathReason.OK)]),
+            ("nothing", [t.Begin()]),
+            ("pushes by tcp", [t.Begin(), t.AcquireAnswered(PUT_READY)]),
         ],
     }
     builds = {
@@ -129,8 +155,16 @@ def _extras() -> tuple[Any, Any, Any]:
         ("fetch", "demanded"): demanded,
         ("fetch", "demanded later"): demanded_later,
         ("fetch", "pulls by tcp"): tcp,
+        ("put", "tcp"): put_by(Transport.TCP, PathReason.OK),
+        ("put", "demanded"): put_by(Transport.RDMA, PathReason.NO_DEVICE),
+        ("put", "demanded later"): put_by(Transport.RDMA, PathReason.OK),
+        ("put", "nothing"): put_nothing,
+        ("put", "pushes by tcp"): put_by(Transport.TCP, PathReason.OK),
     }
-    inputs = {"fetch": [f.AcquireAnswered(empty), f.AcquireAnswered(short)]}
+    inputs = {
+        "fetch": [t.AcquireAnswered(empty), t.AcquireAnswered(short)],
+        "put": [t.AcquireAnswered(nothing), t.AcquireAnswered(many)],
+    }
     return roads, builds, inputs
 
 

@@ -6,12 +6,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from orbit import events
 from orbit.config import NodeConfig, RendezvousConfig
 from orbit.errors import (
+    BudgetExceeded,
     PathFailed,
     PathUnavailable,
     TransferFailed,
@@ -20,10 +22,11 @@ from orbit.errors import (
 )
 from orbit.model import Handle, Lease, PathName, PathReason, Transport
 from orbit.runtime import retained
+from orbit.runtime.sinks import FreshSink
 from orbit.testing.clock import run_virtual
 from orbit.testing.pattern import pattern
 from orbit.testing.world import World, WorldNode
-from orbit.transport.interface import PullReport
+from orbit.transport.interface import Exposure, PullReport, Target
 
 PAYLOAD = pattern(100_000)
 SWITCHED_OFF = NodeConfig(rendezvous=RendezvousConfig(enabled=False))
@@ -177,13 +180,15 @@ def test_an_arena_that_cannot_be_had_stages_on_the_heap(
     assert pair.decisions(pair.owner, "owner") == {f"tcp/{reason}": 1, "tcp/not_pinned": 1}
 
 
-def test_an_arena_that_is_too_small_stages_on_the_heap() -> None:
+def test_a_payload_that_the_budget_has_no_arena_for_stages_on_the_heap() -> None:
     async def main() -> None:
         async with World() as world:
             pair = add_pair(world)
+            assert pair.owner.memory is not None
+            pair.owner.memory.budget.limit_bytes = 1 << 20
             lease = await fetch(pair, pattern((1 << 20) + 1))
             assert (lease.path, lease.reason) == (PathName.TCP, PathReason.NOT_PINNED)
-            assert pair.decisions(pair.owner, "owner")["tcp/pool_exhausted"] == 1
+            assert pair.decisions(pair.owner, "owner")["tcp/budget"] == 1
 
     run_virtual(main())
 
@@ -390,11 +395,12 @@ def test_a_second_descriptor_is_an_error_and_not_a_third_try(
     """An owner that answers an acquire without an offer with a descriptor is broken."""
     from orbit.protocol.messages import AcquireReply, AcquireRequest, RdmaAnswer
     from orbit.runtime.owner import Owner
+    from orbit.runtime.shelved import Access
 
     async def answer(
-        owner: Owner, session: object, lease_id: int, request: AcquireRequest
+        owner: Owner, session: object, access: Access, request: AcquireRequest
     ) -> AcquireReply:
-        return AcquireReply(rdma=RdmaAnswer(lease_id, b"d", b"g", 0, len(PAYLOAD)))
+        return AcquireReply(rdma=RdmaAnswer(access.lease_id, b"d", b"g", 0, len(PAYLOAD)))
 
     async def main() -> None:
         async with World() as world:
@@ -406,6 +412,73 @@ def test_a_second_descriptor_is_an_error_and_not_a_third_try(
             assert pair.fallbacks() == 1
             monkeypatch.undo()
             await asyncio.sleep(1)
+            assert pair.owner.rendezvous.statistics().slots.leases_held == 0
+
+    run_virtual(main())
+
+
+MALFORMED = {
+    "empty": b"",
+    "short": b"sim\x00\x00\x00",
+    "foreign": b"ucx\x00" + bytes(8),
+    "trailing": b"sim\x00" + bytes(9),
+}
+
+
+@pytest.mark.parametrize("descriptor", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_descriptor_falls_back(
+    descriptor: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with World() as world:
+            pair = add_pair(world)
+            assert pair.owner.rdma is not None
+            really = pair.owner.rdma.expose
+
+            async def expose(*args: Any, **kwargs: Any) -> Exposure:
+                await really(*args, **kwargs)
+                return Exposure(descriptor=descriptor)
+
+            monkeypatch.setattr(pair.owner.rdma, "expose", expose)
+            lease = await fetch(pair)
+            assert (lease.path, lease.reason) == (PathName.TCP, PathReason.DECODE_ERROR)
+            assert pair.fallbacks() == 1
+            await asyncio.sleep(0.1)
+            assert pair.owner.rendezvous.statistics().slots.leases_held == 0
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("opens", [1, 2])
+def test_memory_that_cannot_be_had_returns_every_lease(
+    opens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: the fallback gets it. Twice: the lease of the fallback is given back, too."""
+    refused = 0
+    really = FreshSink.open
+
+    async def open_late(sink: FreshSink, total_bytes: int) -> Target:
+        nonlocal refused
+        refused += 1
+        if refused <= opens:
+            raise BudgetExceeded("memory of this process", total_bytes, 0, 0, "its limits")
+        return await really(sink, total_bytes)
+
+    async def main() -> None:
+        async with World() as world:
+            pair = add_pair(world)
+            monkeypatch.setattr(FreshSink, "open", open_late)
+            handle = await pair.owner.rendezvous.owner.register_data_pinned(PAYLOAD)
+            if opens == 1:
+                lease = await fetch_handle(pair, handle, PAYLOAD, "auto")
+                assert (lease.path, lease.reason) == (PathName.TCP, PathReason.POOL_EXHAUSTED)
+            else:
+                with pytest.raises(TransferFailed):
+                    await pair.consumer.rendezvous.consumer.get(
+                        handle, transport=None, timeout=None
+                    )
+            assert pair.fallbacks() == 1
+            await asyncio.sleep(0.1)
             assert pair.owner.rendezvous.statistics().slots.leases_held == 0
 
     run_virtual(main())
