@@ -13,7 +13,14 @@ from collections.abc import Coroutine, Generator, Iterable, Mapping
 from typing import Any, cast
 
 from ..config import MessagingConfig
-from ..errors import NotAdmitted, OrbitError, OutcomeUnknown, PeerLost, UnknownHandle
+from ..errors import (
+    BudgetExceeded,
+    NotAdmitted,
+    OrbitError,
+    OutcomeUnknown,
+    PeerLost,
+    UnknownHandle,
+)
 from ..events import Recorder
 from ..model import (
     Handle,
@@ -24,7 +31,6 @@ from ..model import (
     PathReason,
     PeerIdentity,
     SlotId,
-    Transport,
     WorkerId,
 )
 from ..protocol.messaging.packets import PacketKind
@@ -32,7 +38,6 @@ from ..runtime.messaging.contract import Charge
 from ..runtime.messaging.results import SendResult
 from ..runtime.messaging.routes import Route
 from ..runtime.messaging.streams import Streams
-from ..runtime.options import RegisterOptions
 from ..runtime.runner import TaskRunner
 from ..transport.interface import Session
 from ..transport.messages import MessageLink, OutgoingFrame
@@ -120,11 +125,14 @@ class StreamCall:
 
 
 class StagedItems:
-    """The rendezvous of all nodes: payloads by handle, with a delay, and failures on demand."""
+    """The rendezvous of all nodes: payloads by handle, with a delay, and failures on demand. One of
+    more than `payload_max` bytes is refused, which releases it.
+    """
 
     def __init__(self, rng: random.Random, delay_max_s: float) -> None:
         self.payloads: dict[Handle, bytes] = {}
         self.leases = 0
+        self.payload_max: int | None = None
         self.fail_next_get: OrbitError | None = None
         self.fail_next_register: OrbitError | None = None
         self._random = rng
@@ -148,6 +156,9 @@ class StagedItems:
         if handle not in self.payloads:
             raise UnknownHandle(str(handle))
         data = memoryview(self.payloads[handle])
+        if self.payload_max is not None and len(data) > self.payload_max:
+            del self.payloads[handle]
+            raise BudgetExceeded("payload of a peer", len(data), self.payload_max, 0, "its knob")
         self.leases += 1
         return data, Lease(handle, LeaseId(1), PathName.TCP, PathReason.OK, len(data))
 
@@ -225,18 +236,15 @@ class StreamNode:
 
     # --- ItemStore ---
 
-    async def register_data_pinned(
-        self, buffer: object, options: RegisterOptions | None = None
-    ) -> Handle:
+    async def stage_copy(self, buffer: object) -> Handle:
         return await self.world.store.register(self.identity.worker_id, buffer)
 
     async def withdraw(self, handle: Handle) -> None:
         if self.world.store.payloads.pop(handle, None) is None:
             raise UnknownHandle(str(handle))
 
-    async def get(
-        self, handle: Handle, *, transport: Transport | str | None, timeout: float | None
-    ) -> tuple[memoryview, Lease]:
+    async def fetch(self, handle: Handle, timeout_s: float | None) -> tuple[memoryview, Lease]:
+        assert timeout_s is None
         return await self.world.store.get(handle)
 
     async def release(self, handle: Handle, lease: Lease) -> None:

@@ -24,6 +24,8 @@ NAME_BYTES_MAX: Final = 255
 VALUE_BYTES_MAX: Final = 1024
 MAP_BYTES_MAX: Final = 16_384
 STAGED_KEY: Final = "_rv"  # the handle of a payload that travels by rendezvous
+BUDGET_KEY: Final = "_rv_budget_ms"  # beside it: for how long the sender of a call still waits
+_BUDGET_DIGITS_MAX: Final = 20
 
 _FIXED = struct.Struct(">BBQB")
 _MAP_LENGTH = struct.Struct(">H")
@@ -96,6 +98,22 @@ def pack_headers(headers: Mapping[str, str] | None) -> bytes:
     if len(packed) > MAP_BYTES_MAX:
         raise UsageError(f"headers of {len(packed)} bytes; the limit is {MAP_BYTES_MAX}")
     return _MAP_LENGTH.pack(len(packed)) + packed
+
+
+def pack_budget(remaining_s: float) -> str:
+    """Whole milliseconds, rounded up, so that the receiver does not give up before the sender does.
+    A duration and no instant: the two nodes share no clock.
+    """
+    nanoseconds = max(1, round(remaining_s * 1_000_000_000))
+    return str(-(-nanoseconds // 1_000_000))
+
+
+def parse_budget(text: str) -> float:
+    """Seconds. Raises PeerProtocolError for what is no whole number above 0."""
+    digits = text.isascii() and text.isdigit() and len(text) <= _BUDGET_DIGITS_MAX
+    if not digits or int(text) == 0:
+        raise PeerProtocolError(f"a budget of {text[:40]!r} ms")
+    return int(text) / 1000
 
 
 def pack_call(code: int, call_id: int, text: bytes = b"", headers: bytes = _EMPTY_MAP) -> bytes:

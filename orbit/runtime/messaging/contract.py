@@ -67,6 +67,12 @@ def release_current_charge() -> None:
         charge.release()
 
 
+class CallerGone(Exception):
+    """The time of a call is up: its sender has an error already, and an answer that raced it would
+    put another in its place.
+    """
+
+
 class Request(Protocol):
     """One received request, until exactly one of `answer`, `fail`, `reject_draining` and `drop`
     has settled it. Settling hands the reply to the link the request came by (or drops it when that
@@ -107,8 +113,9 @@ class Request(Protocol):
     def settled(self) -> bool: ...
 
     async def load(self) -> None:
-        """Fetch a staged payload; at once when it is here. Raises RequestFailed: answer with its
-        reason and detail. Bounded by the rendezvous' own no-progress limit.
+        """Fetch a staged payload; at once when it is here. What is left of its call's time and
+        `rendezvous.staged_fetch_timeout` bound it, both from now on. Raises RequestFailed: answer
+        with its reason and detail; CallerGone: drop it.
         """
 
     def answer(self, payload: Payload | None = None) -> None:
@@ -123,7 +130,7 @@ class Request(Protocol):
         """SHUTTING_DOWN with the request's header verbatim; the handler did not run."""
 
     def drop(self) -> None:
-        """Given up without a word: the node closes."""
+        """Given up without a word: the node closes, or the sender waits no more."""
 
 
 class RequestSink(Protocol):

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ...events import Counters
+from ...events import DURATION_BOUNDS_S, Counters
 from ..runner import TaskRunner
 from .contract import Request
 from .draining import DrainGate
-from .handlers import DURATION_BOUNDS_S, Dispatch, Handler, HandlerRegistry, Message
+from .handlers import Dispatch, Handler, HandlerRegistry, Message
 from .jobs import Job
 from .lanes import Lanes, LaneStatistics
 

@@ -1,8 +1,9 @@
-"""The end of a node in three steps under one deadline: gate, drain, close.
+"""The end of a node in steps under one deadline: gate, sweep, drain, close.
 
-The gate counts what was taken on and says no to what comes after it was shut; the shutdown waits
-for the count to fall to zero and for open streams to end, drops what is left when the time is up,
-and closes. Neither knows what a request or a stream is.
+The gate counts what was taken on and says no to what comes after it was shut; the shutdown has
+registered memory given back, waits for the count to fall to zero and for open streams to end, drops
+what is left when the time is up, and closes. Neither knows what a request or a stream is, nor what
+is registered.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from ...errors import UsageError
 from ...transport.timer import DeadlineTimer
@@ -100,12 +102,23 @@ class DrainGate:
                 waiter.set_result(None)
 
 
-class GracefulShutdown:
-    """Gate, drain, close: once, however many ask for it.
+class Sweep(Protocol):
+    """Gives registered memory back, before the links go and with bounds of its own."""
 
-    `streams_idle` is awaited once no guard is held. `drop` gives up what is still queued or running
-    and says how much that was; the guards of it are left by the time that its tasks have ended.
-    `close` must have its own bound; it ends what streams are left.
+    async def sweep(self) -> None:
+        """Never raises."""
+
+    def bring_forward(self, deadline: float) -> None:
+        """What it waits for ends by force at `deadline` (loop time)."""
+
+
+class GracefulShutdown:
+    """Gate, sweep, drain, close: once, however many ask for it.
+
+    `sweep` runs first, within the same deadline. `streams_idle` is awaited once no guard is held.
+    `drop` gives up what is still queued or running and says how much that was; the guards of it are
+    left by the time that its tasks have ended. `close` must have its own bound; it ends what
+    streams are left.
     """
 
     def __init__(
@@ -114,8 +127,10 @@ class GracefulShutdown:
         streams_idle: Callable[[], Awaitable[None]],
         drop: Callable[[], int],
         close: Callable[[], Awaitable[None]],
+        sweep: Sweep | None = None,
     ) -> None:
         self._gate = gate
+        self._sweep = sweep
         self._streams_idle = streams_idle
         self._drop = drop
         self._close = close
@@ -142,6 +157,8 @@ class GracefulShutdown:
     def _bring_forward(self, deadline: float) -> None:
         assert self._idle is not None
         assert self._timer is not None
+        if self._sweep is not None:
+            self._sweep.bring_forward(deadline)
         if self._idle.done() or (self._deadline is not None and self._deadline <= deadline):
             return
         self._deadline = deadline
@@ -157,6 +174,8 @@ class GracefulShutdown:
 
     async def _run(self, idle: asyncio.Task[None]) -> None:
         try:
+            if self._sweep is not None:
+                await self._sweep.sweep()
             await asyncio.wait([idle])
         finally:
             assert self._timer is not None

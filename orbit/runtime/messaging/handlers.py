@@ -15,20 +15,21 @@ from enum import StrEnum
 from typing import Any, Final
 
 from ...errors import UsageError
+from ...events import DURATION_BOUNDS_S
 from ...model import PeerIdentity
 from ...protocol.messaging.call_header import pack_name
+from ..live import Live
 
 RESERVED_PREFIX: Final = "_"
 
-# Seconds; a handler on the loop is expected within the first few, a call to a peer in the middle.
-DURATION_BOUNDS_S: Final = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-
 
 @dataclass(slots=True, eq=False)  # frozen would triple the cost of making one
-class Message:
+class Message(Live):
     """What a handler is called with. `payload` is read-only and the receiver's own memory; it may
     be kept. `node` is the node that received it: a handler may send and call through it.
     """
+
+    _instead = "send bytes(message.payload)"
 
     name: str
     payload: memoryview

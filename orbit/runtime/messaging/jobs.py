@@ -18,7 +18,7 @@ from ...errors import InternalError, OrbitError, PeerProtocolError, RequestFaile
 from ...memory.buffer import BufferExport
 from ...protocol.codec import decode, encode
 from ...protocol.messaging.call_header import Wants
-from .contract import CURRENT_CHARGE, Payload, Request
+from .contract import CURRENT_CHARGE, CallerGone, Payload, Request
 from .handlers import Handler, Message
 from .payloads import is_plain
 
@@ -100,11 +100,11 @@ class Job:
             with contextlib.suppress(ValueError):  # a loop that is thrown away ends it elsewhere
                 CURRENT_CHARGE.reset(token)
 
-    def refuse(self, reason: str, detail: str) -> None:
+    def refuse(self, reason: str, detail: str, level: int = logging.INFO) -> None:
         """The handler does not run."""
         if not self._open:
             return
-        _log.info("%s from %s is refused: %s", self.handler.name, self.request.sender, detail)
+        _log.log(level, "%s from %s is refused: %s", self.handler.name, self.request.sender, detail)
         self._owner.failed("dispatch", reason)
         self.request.fail(reason, detail)
         self._close()
@@ -113,6 +113,13 @@ class Job:
         """It never begins: a shutdown ran out of time. The sender may ask somebody else."""
         if self._open:
             self.request.reject_draining()
+            self._close()
+
+    def _abandon(self) -> None:
+        """Its sender waits no more, so the handler does not run and nobody is answered."""
+        if self._open:
+            self._owner.failed("dispatch", "caller_gone")
+            self.request.drop()
             self._close()
 
     def raised(self, error: BaseException, begin: float | None = None) -> None:
@@ -135,7 +142,12 @@ class Job:
         try:
             await self.request.load()
         except RequestFailed as error:
-            self.refuse(error.reason, error.detail)
+            # Nobody but the log hears that a plain send was lost.
+            lost = self.request.wants is Wants.NOTHING
+            self.refuse(error.reason, error.detail, logging.WARNING if lost else logging.INFO)
+            return
+        except CallerGone:
+            self._abandon()
             return
         old, payload = self.message, self.request.payload
         self.message = Message(old.name, payload, old.headers, old.sender, old.node)

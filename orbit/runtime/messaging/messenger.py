@@ -99,7 +99,7 @@ class Messenger:
         self.spawn = around.spawn
         self._around = around
         self._large = LargePayloads(
-            around.identity.worker_id, around.store, around.spawn, around.recorder.counters
+            around.store, around.config.rendezvous, around.spawn, around.recorder.counters
         )
         self._chooser = LinkChooser(
             around.transports,
@@ -181,6 +181,7 @@ class Messenger:
         sending.wanted = wanted
         sending.on_error = on_error
         sending.decode = decode
+        sending.timeout_s = timeout
         call_id = 0
         if wants:
             try:
@@ -192,7 +193,7 @@ class Messenger:
         sending.header = pack_call(wants, call_id, packed, header_map)
         outbound.send(sending, wait=wait)
         if not sending.settled:
-            self._pending.watch(sending, timeout)
+            self._pending.watch(sending)
         return sending
 
     def call(

@@ -63,8 +63,9 @@ class MessagingCalls:
         what a dying TCP connection, or a peer that shuts down, took along unseen is not told by
         message but by event (`sync` knows).
 
-        Up to `messaging.eager_max_bytes` the payload is the caller's again at once. A longer one is
-        served from the caller's memory, and the result resolves when the peer has fetched it.
+        Up to `messaging.eager_max_bytes` the payload is the caller's again at once. A longer one
+        must not change before the result is there: the peer fetches it, and the result resolves
+        when it has, or has refused it. Headers may not begin with "_".
         Raises UsageError and ClosedError at once; the result fails with NotAdmitted (nothing left),
         OutcomeUnknown, PathUnavailable (a demanded transport), BudgetExceeded, DeadlineExceeded.
         """

@@ -28,8 +28,10 @@ class PendingCalls:
         self._closed = False
 
     def begin(self, sending: Sending) -> int:
-        """The id of a call. Raises BudgetExceeded."""
+        """The id of a call, whose time begins. Raises BudgetExceeded."""
         call_id = sending.id = self.slots.take(sending)
+        # Before its payload is staged, which must not go before the call itself is given up.
+        sending.deadline = self._loop.time() + sending.timeout_s
         return call_id
 
     def bind(self, sending: Sending, route: Route) -> None:
@@ -64,10 +66,11 @@ class PendingCalls:
         route.calls = 0
         return self.slots.fail_epoch(route)
 
-    def watch(self, sending: Sending, timeout_s: float) -> None:
-        """Its time is up then, unless it has ended."""
-        sending.timeout_s = timeout_s
-        deadline = self._loop.time() + timeout_s
+    def watch(self, sending: Sending) -> None:
+        """Its time is up after its timeout, unless it has ended."""
+        deadline = sending.deadline
+        if deadline is None:
+            deadline = sending.deadline = self._loop.time() + sending.timeout_s
         self._deadlines.add(deadline, sending)
         if deadline < self._armed_until and not self._closed:
             self._arm(deadline)

@@ -1,6 +1,7 @@
 """Received answers: each finds its call, or is late, counted and forgotten.
 
-A response whose payload travels by rendezvous is fetched first, within its call's own deadline.
+A response whose payload travels by rendezvous is fetched first, within what is left of its call's
+time. One that is larger than this node takes fails the call.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ...protocol.messaging.call_header import (
     parse_request,
 )
 from ...protocol.messaging.packets import PacketKind
+from .contract import CallerGone
 from .large_payloads import LargePayloads
 from .pending import PendingCalls
 from .results import Sending
@@ -84,7 +86,9 @@ class Replies:
 
     async def _fetch(self, route: Route, sending: Sending, text: str) -> None:
         try:
-            payload = await self._large.fetch(route, text)
+            payload = await self._large.fetch(route, text, sending.deadline)
+        except CallerGone:
+            sending.owner.expire(sending)
         except OrbitError as error:
             sending.fail(error)
         else:

@@ -6,13 +6,15 @@ the dispatcher's.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 
-from ...errors import OrbitError
+from ...errors import OrbitError, PeerProtocolError, RequestFailed
 from ...events import REJECTIONS_TOTAL, REPLIES_DROPPED_TOTAL, Counters
 from ...model import PeerIdentity
 from ...protocol.messaging.call_header import (
+    BUDGET_KEY,
     NAME_BYTES_MAX,
     STAGED_KEY,
     CallHeader,
@@ -20,6 +22,7 @@ from ...protocol.messaging.call_header import (
     Wants,
     pack_call,
     pack_headers,
+    parse_budget,
 )
 from ...protocol.messaging.packets import PacketKind
 from ...transport.messages import OutgoingFrame
@@ -70,6 +73,7 @@ class ReceivedRequest:
         "_large",
         "_parsed",
         "_staged",
+        "_until",
         "charge",
         "headers",
         "name",
@@ -102,6 +106,7 @@ class ReceivedRequest:
         self._large = large
         self._counters = counters
         self._staged: str | None = None
+        self._until: float | None = None  # when its call's time is over, known of staged ones
         self.staged = False
         self.wants = _WANTS[parsed.code]
         self.headers: Mapping[str, str] = parsed.headers
@@ -114,8 +119,17 @@ class ReceivedRequest:
     async def load(self) -> None:
         text, self._staged = self._staged, None
         self.staged = False
-        if text is not None:
-            self.payload = await self._large.fetch(self.route, text)
+        if text is None:
+            return
+        budget = self._parsed.headers.get(BUDGET_KEY)
+        if budget is not None:
+            try:
+                budget_s = parse_budget(budget)
+            except PeerProtocolError as error:
+                self._large.refuse(self.route, text)
+                raise RequestFailed("decode", str(error)) from error
+            self._until = asyncio.get_running_loop().time() + budget_s
+        self.payload = await self._large.fetch(self.route, text, self._until)
 
     def answer(self, payload: Payload | None = None) -> None:
         if self.settled:
@@ -154,8 +168,16 @@ class ReceivedRequest:
         route = self.route
         headers = b""
         if len(payload) > route.link.ceiling_bytes and not route.link.closed:
+            ttl_s = None
+            if self._until is not None:
+                ttl_s = self._until - asyncio.get_running_loop().time()
+                if ttl_s <= 0:
+                    self._counters.add(REPLIES_DROPPED_TOTAL, reason="caller_gone")
+                    self.charge.release()
+                    return
             try:
-                headers = pack_headers(self._large.serve(route, payload, _nothing))
+                text = self._large.serve(route, payload, _nothing, ttl_s)
+                headers = pack_headers({STAGED_KEY: text})
             except OrbitError as error:
                 _log.warning("a response to %s cannot be staged: %s", route.peer, error)
                 self._reply_error("too_large", str(error))

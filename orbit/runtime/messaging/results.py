@@ -15,6 +15,7 @@ from ...errors import NotAdmitted, OrbitError
 from ...model import PathName
 from ...protocol.messaging.call_header import Wants
 from ...transport.messages import OutgoingFrame
+from ..live import Live
 from .contract import release_current_charge
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Sending(OutgoingFrame):
     staged: bool = False  # its payload waits at this node for the peer to fetch it
     charged: int | None = None
     timeout_s: float = 0.0
+    deadline: float | None = None  # by the loop's clock; of a plain send only once it is watched
     route: Route | None = None
     value: object = None
     error: OrbitError | None = None
@@ -149,10 +151,12 @@ class Sending(OutgoingFrame):
             _wake(self.waiters)
 
 
-class SendResult(Generic[T]):
+class SendResult(Live, Generic[T]):
     """Await it for the outcome: a plain send's is its admission (of a payload that travels by
     rendezvous, that the peer has fetched it), a call's is its answer.
     """
+
+    _instead = "await it here, and send its outcome"
 
     __slots__ = ("_sending",)
 

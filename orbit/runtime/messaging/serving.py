@@ -14,7 +14,7 @@ from ...events import Counters
 from .contract import Caller
 from .directory import Directory
 from .dispatch import Dispatcher, DispatchStatistics
-from .draining import GracefulShutdown, ShutdownPolicy
+from .draining import GracefulShutdown, ShutdownPolicy, Sweep
 from .handlers import Dispatch
 from .health import Health, HealthChecks, HealthKind
 from .idle import IdleSweep
@@ -40,13 +40,18 @@ class Serving:
         idle_close_s: float | None,
         streams_idle: Callable[[], Awaitable[None]],
         close: Callable[[], Awaitable[None]],
+        sweep: Sweep | None = None,
     ) -> None:
-        """The node is open. `streams_idle` waits until its streams end, `close` closes it."""
+        """The node is open. `streams_idle` waits until its streams end, `close` closes it, `sweep`
+        gives its registered memory back before.
+        """
         self._caller = caller
         self._health = HealthChecks(caller)
         self._idle = IdleSweep(caller, idle_close_s)
         dispatcher = self.dispatcher
-        self._shutdown = GracefulShutdown(dispatcher.gate, streams_idle, dispatcher.drop, close)
+        self._shutdown = GracefulShutdown(
+            dispatcher.gate, streams_idle, dispatcher.drop, close, sweep
+        )
 
     def link_opened(self, route: Route) -> None:
         """A message link is open, whoever opened it."""

@@ -7,27 +7,28 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from ...model import Handle, Lease, Transport
+from ...model import Handle, Lease
 from ...protocol.messaging.packets import PacketKind
 from ...protocol.streams.frames import ORDERED, Note, pack_note
 from ...transport.messages import OutgoingFrame
-from ..options import RegisterOptions
 
 
 class ItemStore(Protocol):
     """The node's rendezvous."""
 
-    async def register_data_pinned(
-        self, buffer: object, options: RegisterOptions | None = None
-    ) -> Handle: ...
+    async def stage_copy(self, buffer: object) -> Handle:
+        """Serve a payload; the memory is the caller's again when this returns."""
 
-    async def withdraw(self, handle: Handle) -> None: ...
+    async def withdraw(self, handle: Handle) -> None:
+        """Take it back, whoever still reads it."""
 
-    async def get(
-        self, handle: Handle, *, transport: Transport | str | None, timeout: float | None
-    ) -> tuple[memoryview, Lease]: ...
+    async def fetch(self, handle: Handle, timeout_s: float | None) -> tuple[memoryview, Lease]:
+        """The payload in fresh memory. BudgetExceeded: it is larger than this node takes, and the
+        refusal has released it.
+        """
 
-    async def release(self, handle: Handle, lease: Lease) -> None: ...
+    async def release(self, handle: Handle, lease: Lease) -> None:
+        """Give the lease back, and the payload with it."""
 
 
 class FrameOwner(Protocol):

@@ -19,6 +19,7 @@ from ...memory.buffer import BufferExport
 from ...protocol.codec import encode
 from ...protocol.streams.frames import NoteKind
 from ...protocol.streams.handle import StreamHandle
+from ..live import Live
 from .contract import release_current_charge
 from .stream_receiving import ReceivingStream
 from .stream_sending import PendingItem, SendingStream
@@ -64,10 +65,12 @@ class Sending:
             raise
 
 
-class StreamSender:
+class StreamSender(Live):
     """Feeds one stream. `async with` finalizes it at the end, or drops it after an exception; an
     object that is lost without an end drops it too, and the receiver hears of it.
     """
+
+    _instead = "let the other process attach to the stream's handle"
 
     def __init__(self, stream: SendingStream, *, typed: bool) -> None:
         self._stream = stream
@@ -179,10 +182,12 @@ def _drop_soon(loop: asyncio.AbstractEventLoop, stream: SendingStream) -> None:
             loop.call_soon_threadsafe(stream.abandon, NoteKind.DROPPED)
 
 
-class StreamInbox(Generic[T]):
+class StreamInbox(Live, Generic[T]):
     """The receiving end of one stream: `async for item in inbox`. `handle` goes to the producer, by
     any road. Leaving its `async with`, or losing the object, cancels a stream that has not ended.
     """
+
+    _instead = "send its handle"
 
     def __init__(self, stream: ReceivingStream) -> None:
         self._stream = stream

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from ...errors import (
+    BudgetExceeded,
     BusyError,
     InternalError,
     OrbitError,
@@ -45,6 +46,9 @@ class ReceiverRegistry(Protocol):
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Start a background task of the node."""
+
+    def item_refused(self) -> None:
+        """An item was larger than this node takes."""
 
     def receiver_ended(self, stream: ReceivingStream, end: StreamEnd) -> None: ...
 
@@ -192,9 +196,12 @@ class ReceivingStream:
 
     async def _fetch(self, sequence: int, handle: Handle, nbytes: int) -> None:
         try:
-            data, lease = await self._registry.store.get(handle, transport=None, timeout=None)
+            # No bound in time: a stream whose item was dropped could not go on.
+            data, lease = await self._registry.store.fetch(handle, None)
         except OrbitError as error:
             self._fetching.pop(sequence, None)
+            if isinstance(error, BudgetExceeded):
+                self._registry.item_refused()
             # A producer that hears of a dead link before this side does takes its items back.
             gone = isinstance(error, PeerError | UnknownHandle)
             kind = EndKind.LOST if gone else EndKind.FAILED

@@ -225,7 +225,7 @@ class SendingStream:
         payload = item.payload
         self._staging = item
         try:
-            handle = await self._registry.store.register_data_pinned(
+            handle = await self._registry.store.stage_copy(
                 payload.view if isinstance(payload, BufferExport) else payload
             )
         except (OrbitError, MemoryError) as error:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from ...config import MessagingConfig
 from ...errors import ClosedError, OrbitError, PeerProtocolError, StreamError, UsageError
+from ...events import STAGED_REFUSALS_TOTAL
 from ...model import PeerIdentity, WorkerId
 from ...protocol.codec import decode, encode
 from ...protocol.streams.ends import (
@@ -218,6 +219,10 @@ class Streams:
         key = (stream.route.peer.worker_id, stream.handle.stream_id, stream.attachment)
         self._senders.pop(key, None)
         self._ended("sender", end)
+
+    def item_refused(self) -> None:
+        """An item was larger than this node takes. Its stream ends, others go on."""
+        self._caller.recorder.counters.add(STAGED_REFUSALS_TOTAL, what="item")
 
     def receiver_ended(self, stream: ReceivingStream, end: StreamEnd) -> None:
         """It was read to its end, or given up."""

@@ -7,8 +7,16 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from orbit.config import MessagingConfig, NodeConfig
-from orbit.errors import NotAdmitted, OrbitError, OutcomeUnknown, PathUnavailable, UnknownHandle
+from orbit.config import MessagingConfig, NodeConfig, RendezvousConfig
+from orbit.errors import (
+    BudgetExceeded,
+    DeadlineExceeded,
+    NotAdmitted,
+    OrbitError,
+    OutcomeUnknown,
+    PathUnavailable,
+    UnknownHandle,
+)
 from orbit.events import Event, Recorder
 from orbit.model import (
     Handle,
@@ -19,7 +27,6 @@ from orbit.model import (
     PathReason,
     PeerIdentity,
     SlotId,
-    Transport,
     WorkerId,
 )
 from orbit.protocol.messaging.call_header import Outcome, Wants, pack_call, parse_request
@@ -30,6 +37,7 @@ from orbit.runtime.messaging.messenger import Messenger, Sinks, Surroundings
 from orbit.runtime.messaging.results import SendResult
 from orbit.runtime.messaging.routes import Route
 from orbit.runtime.runner import TaskRunner
+from orbit.testing.clock import run_virtual
 from orbit.transport.interface import CallHandler, Session
 from orbit.transport.messages import (
     LinkClient,
@@ -190,16 +198,23 @@ class FakeTransport:
 
 @dataclass(eq=False)
 class FakeStore:
-    """Handles of payloads, as both ends' rendezvous."""
+    """Handles of payloads, as both ends' rendezvous. A fetch takes `fetch_s`; one of more than
+    `payload_max` bytes is refused.
+    """
 
     own: WorkerId = OWN.worker_id
     held: dict[Handle, object] = field(default_factory=dict)
+    ttls: dict[Handle, float | None] = field(default_factory=dict)
     withdrawn: list[Handle] = field(default_factory=list)
-    detached: list[Handle] = field(default_factory=list)
+    released: list[Handle] = field(default_factory=list)
+    timeouts: list[float | None] = field(default_factory=list)
+    fetch_s: float = 0.0
+    payload_max: int | None = None
 
-    def register_held(self, buffer: object) -> Handle:
-        handle = Handle(self.own, SlotId(len(self.held) + len(self.withdrawn) + 1))
+    def stage(self, buffer: object, ttl_s: float | None = None) -> Handle:
+        handle = Handle(self.own, SlotId(len(self.ttls) + 1))
         self.held[handle] = buffer
+        self.ttls[handle] = ttl_s
         return handle
 
     async def withdraw(self, handle: Handle) -> None:
@@ -207,17 +222,21 @@ class FakeStore:
             raise UnknownHandle(str(handle))
         self.withdrawn.append(handle)
 
-    async def get(
-        self, handle: Handle, *, transport: Transport | str | None, timeout: float | None
-    ) -> tuple[memoryview, Lease]:
-        await asyncio.sleep(0)
+    async def fetch(self, handle: Handle, timeout_s: float | None) -> tuple[memoryview, Lease]:
+        self.timeouts.append(timeout_s)
+        if timeout_s is not None and timeout_s < self.fetch_s:
+            await asyncio.sleep(timeout_s)
+            raise DeadlineExceeded("get", timeout_s)
+        await asyncio.sleep(self.fetch_s)
         if handle not in self.held:
             raise UnknownHandle(str(handle))
         view = memoryview(cast(bytes, self.held[handle]))
+        if self.payload_max is not None and len(view) > self.payload_max:
+            raise BudgetExceeded("payload staged by a peer", len(view), self.payload_max, 0, "knob")
         return view, Lease(handle, LeaseId(1), PathName.TCP, PathReason.OK, len(view))
 
-    async def detach(self, handle: Handle, lease: Lease) -> None:
-        self.detached.append(handle)
+    async def release(self, handle: Handle, lease: Lease) -> None:
+        self.released.append(handle)
 
 
 @dataclass(eq=False)
@@ -246,7 +265,11 @@ class Stage:
     """One messenger, a peer that can be reached, and transports that obey."""
 
     def __init__(
-        self, *transports: FakeTransport, priority: tuple[PathName, ...] = (), **messaging: Any
+        self,
+        *transports: FakeTransport,
+        priority: tuple[PathName, ...] = (),
+        rendezvous: RendezvousConfig | None = None,
+        **messaging: Any,
     ) -> None:
         self.transports = transports or (FakeTransport(),)
         self.store = FakeStore()
@@ -257,7 +280,9 @@ class Stage:
         self.runner = TaskRunner()
         self.session = FakeSession(PEER, b"1" * 16)
         self.unreachable: OrbitError | None = None
-        config = NodeConfig(messaging=MessagingConfig(**messaging))
+        config = NodeConfig(
+            messaging=MessagingConfig(**messaging), rendezvous=rendezvous or RendezvousConfig()
+        )
         self.messenger = Messenger(
             Surroundings(
                 identity=OWN,
@@ -315,9 +340,14 @@ class Stage:
 
 
 def on_stage(
-    test: Callable[[Stage], Coroutine[Any, Any, None]], *transports: FakeTransport, **options: Any
+    test: Callable[[Stage], Coroutine[Any, Any, None]],
+    *transports: FakeTransport,
+    virtual: bool = False,
+    **options: Any,
 ) -> None:
-    """Run `test` with a stage that is closed afterwards, and has no task left then."""
+    """Run `test` with a stage that is closed afterwards, and has no task left then. `virtual`: its
+    clock jumps.
+    """
 
     async def run() -> None:
         stage = Stage(*transports, **options)
@@ -326,7 +356,10 @@ def on_stage(
         finally:
             await stage.close()
 
-    asyncio.run(run())
+    if virtual:
+        run_virtual(run())
+    else:
+        asyncio.run(run())
 
 
 async def settle() -> None:

@@ -8,7 +8,7 @@ from typing import cast
 from orbit.errors import RequestFailed
 from orbit.model import Incarnation, PeerIdentity, WorkerId
 from orbit.protocol.messaging.call_header import Wants
-from orbit.runtime.messaging.contract import Charge, Payload
+from orbit.runtime.messaging.contract import CallerGone, Charge, Payload
 from orbit.runtime.messaging.routes import Route
 from orbit.transport.messages import MessageLink
 
@@ -38,7 +38,7 @@ class FakeRequest:
         sender: int = 1,
         wants: Wants = Wants.RESPONSE,
         headers: Mapping[str, str] | None = None,
-        staged: bytes | RequestFailed | None = None,
+        staged: bytes | RequestFailed | CallerGone | None = None,
     ) -> None:
         self.name = name
         self.sender = PeerIdentity(WorkerId(sender), Incarnation(7))
@@ -66,7 +66,7 @@ class FakeRequest:
 
     async def load(self) -> None:
         staged, self._staged = self._staged, None
-        if isinstance(staged, RequestFailed):
+        if isinstance(staged, RequestFailed | CallerGone):
             raise staged
         if staged is not None:
             self.payload = memoryview(staged)

@@ -463,7 +463,7 @@ def test_a_staged_request_is_loaded_before_its_handler() -> None:
     async def play(stage: Stage) -> None:
         link = await stage.connect()
         peers = FakeStore(PEER.worker_id)
-        handle = peers.register_held(b"large" * 1000)
+        handle = peers.stage(b"large" * 1000)
         stage.store.held[handle] = peers.held[handle]
         link.receive(MESSAGE, request(Wants.ACK, 3, _rv=str(handle), k="v"))
         (got,) = stage.arrivals.requests
@@ -472,7 +472,7 @@ def test_a_staged_request_is_loaded_before_its_handler() -> None:
         await got.load()
         assert bytes(got.payload) == b"large" * 1000
         await settle()
-        assert stage.store.detached == [handle]
+        assert stage.store.released == [handle]
         done = link.posted[-1]
         assert done.kind == EVENT
         assert done.header == pack_call(EventCode.STAGED_DONE, handle.slot_id)
@@ -485,7 +485,7 @@ def test_a_staged_request_is_loaded_before_its_handler() -> None:
 def test_a_staged_request_that_nobody_loads_is_refused_to_its_sender() -> None:
     async def play(stage: Stage) -> None:
         link = await stage.connect()
-        handle = FakeStore(PEER.worker_id).register_held(b"")
+        handle = FakeStore(PEER.worker_id).stage(b"")
         link.receive(MESSAGE, request(Wants.NOTHING, 0, _rv=str(handle)))
         stage.arrivals.requests[0].fail("unknown_handler")
         assert link.posted[-1].header == pack_call(EventCode.STAGED_DONE, handle.slot_id)
@@ -497,7 +497,7 @@ def test_a_staged_request_that_nobody_loads_is_refused_to_its_sender() -> None:
 def test_a_handle_that_is_not_the_senders_is_not_fetched(text: str) -> None:
     async def play(stage: Stage) -> None:
         link = await stage.connect()
-        stage.store.register_held(b"secret of this node")
+        stage.store.stage(b"secret of this node")
         link.receive(MESSAGE, request(Wants.RESPONSE, 3, _rv=text))
         with pytest.raises(RequestFailed) as caught:
             await stage.arrivals.requests[0].load()
@@ -533,7 +533,7 @@ def test_a_large_response_is_staged_and_fetched() -> None:
         assert not stage.store.held
         # and the other way round
         call = stage.send(2)
-        peers = FakeStore(PEER.worker_id).register_held(b"")
+        peers = FakeStore(PEER.worker_id).stage(b"")
         stage.store.held[peers] = b"far away"
         call_id = parse_request(link.posted[-1].header).id
         link.receive(RESPONSE, pack_call(0, call_id, b"", pack_headers({"_rv": str(peers)})))
@@ -545,7 +545,7 @@ def test_a_large_response_is_staged_and_fetched() -> None:
 def test_a_late_response_that_was_staged_is_refused() -> None:
     async def play(stage: Stage) -> None:
         link = await stage.connect()
-        peers = FakeStore(PEER.worker_id).register_held(b"")
+        peers = FakeStore(PEER.worker_id).stage(b"")
         header = pack_call(0, 1 << 16 | 900, b"", pack_headers({"_rv": str(peers)}))
         link.receive(RESPONSE, header)
         assert link.posted[-1].header == pack_call(EventCode.STAGED_DONE, peers.slot_id)
@@ -558,10 +558,10 @@ def test_a_response_that_cannot_be_staged_is_an_error_reply() -> None:
         link = await stage.connect()
         link.receive(MESSAGE, request(Wants.RESPONSE, 3))
 
-        def closed(buffer: object) -> object:
+        def closed(buffer: object, ttl_s: float | None = None) -> object:
             raise OrbitError("no more handles")
 
-        stage.store.register_held = closed  # type: ignore[assignment,method-assign]
+        stage.store.stage = closed  # type: ignore[assignment,method-assign]
         stage.arrivals.requests[0].answer(b"r" * 1025)
         parsed = parse_outcome(link.posted[-1].header)
         assert (parsed.code, parsed.text) == (Outcome.FAILED, "too_large")

@@ -12,7 +12,7 @@ from orbit.errors import RequestFailed, UsageError
 from orbit.events import Counters
 from orbit.protocol.codec import decode, encode
 from orbit.protocol.messaging.call_header import Wants
-from orbit.runtime.messaging.contract import Request, release_current_charge
+from orbit.runtime.messaging.contract import CallerGone, Request, release_current_charge
 from orbit.runtime.messaging.dispatch import DISPATCH_FAILURES_TOTAL, Dispatcher
 from orbit.runtime.messaging.handlers import Dispatch, Message, OrderedConfig
 from orbit.testing.clock import run_virtual
@@ -257,6 +257,36 @@ def test_a_staged_payload_is_loaded_in_its_place(mode: Dispatch) -> None:
         assert sorted(seen) == [b"large", b"small"]
         assert lost.outcome == ("fail", "too_large: 1 GiB")
 
+    run(body)
+
+
+@each_mode
+def test_a_request_whose_caller_is_gone_is_dropped_in_silence(mode: Dispatch) -> None:
+    async def body(rig: Rig) -> None:
+        seen: list[bytes] = []
+        rig.dispatcher.add("f", lambda message: seen.append(bytes(message.payload)), mode)
+        gone, small = FakeRequest("f", staged=CallerGone()), FakeRequest("f", b"small")
+        rig.put(gone, small)
+        await asyncio.sleep(1)
+        assert (gone.outcome, seen) == (("drop", None), [b"small"])
+        assert rig.failures(stage="dispatch", reason="caller_gone") == 1
+
+    run(body)
+
+
+@pytest.mark.parametrize("wants", Wants)
+def test_the_log_says_that_a_plain_send_was_lost(
+    wants: Wants, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(rig: Rig) -> None:
+        rig.dispatcher.add("f", lambda message: None)
+        rig.put(FakeRequest("f", wants=wants, staged=RequestFailed("too_large", "2 of 1 bytes")))
+        await asyncio.sleep(1)
+        assert rig.failures(stage="dispatch", reason="too_large") == 1
+        told = [record for record in caplog.records if "2 of 1 bytes" in record.getMessage()]
+        assert len(told) == (1 if wants is Wants.NOTHING else 0)
+
+    caplog.set_level("WARNING")
     run(body)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -19,7 +20,20 @@ class Rig:
         self.steps: list[str] = []
         self.no_streams = asyncio.Event()
         self.no_streams.set()
-        self.shutdown = GracefulShutdown(self.gate, self.streams_idle, self.drop, self.close)
+        self.sweep_s = 0.0
+        self.hurried = asyncio.Event()
+        self.shutdown = GracefulShutdown(
+            self.gate, self.streams_idle, self.drop, self.close, sweep=self
+        )
+
+    async def sweep(self) -> None:
+        assert self.gate.draining
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.hurried.wait(), self.sweep_s)
+        self.steps.append("sweep")
+
+    def bring_forward(self, deadline: float) -> None:
+        asyncio.get_running_loop().call_at(deadline, self.hurried.set)
 
     async def streams_idle(self) -> None:
         await self.no_streams.wait()
@@ -85,12 +99,12 @@ def test_waiting_for_ever_closes_after_the_last_guard() -> None:
         assert rig.gate.enter()
         running = asyncio.create_task(rig.shutdown.run(ShutdownPolicy.wait_forever()))
         await asyncio.sleep(3600)
-        assert rig.steps == []
+        assert rig.steps == ["sweep"]
         rig.gate.leave()
         await running
-        assert rig.steps == ["close"]
+        assert rig.steps == ["sweep", "close"]
         await rig.shutdown.run(ShutdownPolicy.timeout(0))  # idempotent
-        assert rig.steps == ["close"]
+        assert rig.steps == ["sweep", "close"]
 
     run_virtual(main())
 
@@ -102,11 +116,12 @@ def test_streams_hold_the_shutdown_up_until_its_time_is_over() -> None:
             rig.no_streams.clear()
             running = asyncio.create_task(rig.shutdown.run(ShutdownPolicy.timeout(60)))
             await asyncio.sleep(30)
-            assert rig.steps == []
+            assert rig.steps == ["sweep"]
             if ends:
                 rig.no_streams.set()
             await running
-            assert rig.steps == (["close"] if ends else ["drop 0", "close"])
+            expected = ["close"] if ends else ["drop 0", "close"]
+            assert rig.steps == ["sweep", *expected]
 
     run_virtual(main())
 
@@ -118,7 +133,7 @@ def test_a_timeout_drops_what_is_left() -> None:
             assert rig.gate.enter()
         loop = asyncio.get_running_loop()
         await rig.shutdown.run(ShutdownPolicy.timeout(2.0))
-        assert rig.steps == ["drop 3", "close"]
+        assert rig.steps == ["sweep", "drop 3", "close"]
         assert (rig.gate.guards, rig.shutdown.dropped) == (0, 3)
         assert loop.time() == pytest.approx(2.1)
 
@@ -137,8 +152,38 @@ def test_the_soonest_deadline_of_all_callers_holds() -> None:
             ShutdownPolicy.timeout(70),
         ]
         await asyncio.gather(*(rig.shutdown.run(policy) for policy in policies))
-        assert rig.steps == ["drop 1", "close"]
+        assert rig.steps == ["sweep", "drop 1", "close"]
         assert loop.time() == pytest.approx(5.1)
+
+    run_virtual(main())
+
+
+def test_the_sweep_goes_first_and_shares_the_deadline() -> None:
+    async def main() -> None:
+        rig = Rig()
+        rig.sweep_s = 3600
+        assert rig.gate.enter()
+        loop = asyncio.get_running_loop()
+        first = asyncio.create_task(rig.shutdown.run(ShutdownPolicy.timeout(100)))
+        await asyncio.sleep(1)
+        await rig.shutdown.run(ShutdownPolicy.timeout(9))
+        await first
+        assert rig.steps == ["sweep", "drop 1", "close"]
+        assert loop.time() == pytest.approx(10.1)
+
+    run_virtual(main())
+
+
+def test_handlers_that_end_during_the_sweep_need_no_more_time() -> None:
+    async def main() -> None:
+        rig = Rig()
+        rig.sweep_s = 20
+        assert rig.gate.enter()
+        loop = asyncio.get_running_loop()
+        loop.call_at(10, rig.gate.leave)
+        await rig.shutdown.run(ShutdownPolicy.timeout(30))
+        assert rig.steps == ["sweep", "close"]
+        assert loop.time() == pytest.approx(20.1)
 
     run_virtual(main())
 
@@ -156,7 +201,7 @@ def test_cancelling_a_caller_leaves_the_shutdown_to_the_others() -> None:
         assert not second.done()
         rig.gate.leave()
         await second
-        assert rig.steps == ["close"]
+        assert rig.steps == ["sweep", "close"]
 
     run_virtual(main())
 

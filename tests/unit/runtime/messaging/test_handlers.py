@@ -7,8 +7,8 @@ import functools
 import pytest
 
 from orbit import UsageError
+from orbit.events import DURATION_BOUNDS_S
 from orbit.runtime.messaging.handlers import (
-    DURATION_BOUNDS_S,
     Dispatch,
     HandlerCounts,
     HandlerRegistry,

@@ -19,6 +19,7 @@ from orbit.errors import (
     StreamError,
     UsageError,
 )
+from orbit.events import STAGED_REFUSALS_TOTAL
 from orbit.protocol.streams.frames import Note, NoteKind, pack_note
 from orbit.runtime.messaging.contract import Charge
 from orbit.runtime.messaging.stream_objects import StreamInbox, StreamSender
@@ -408,6 +409,36 @@ def test_an_item_that_cannot_be_staged_fails_the_stream_behind_those_before() ->
             items: list[Any] = []
             assert await ended(inbox, items) == "failed"
             assert items == [b"0"]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_an_item_over_the_receivers_limit_ends_its_own_stream(beyond: int) -> None:
+    async def main() -> None:
+        async with nodes() as (world, receiver, producer):
+            world.store.payload_max = BIG
+            inbox, sender = await pair(receiver, producer)
+            other_inbox, other = await pair(receiver, producer)
+            payloads = [b"before", pattern(BIG + beyond)]
+            for payload in payloads:
+                await sender.send(payload)
+            if not beyond:
+                await sender.finalize()
+                assert await collect(inbox) == payloads
+            else:
+                items: list[Any] = []
+                with pytest.raises(StreamError, match=rf"{BIG + 1}.* {BIG} ") as caught:
+                    await collect(inbox, items)
+                assert (caught.value.kind, items) == ("failed", [b"before"])
+                await asyncio.wait_for(sender.cancelled.wait(), 1)
+                with pytest.raises(StreamError, match=rf"{BIG + 1}.* {BIG} "):
+                    await sender.send(b"more")
+            await other.send(pattern(BIG))
+            await other.finalize()
+            assert await collect(other_inbox) == [pattern(BIG)]
+            refusals = receiver.recorder.counters.value(STAGED_REFUSALS_TOTAL, what="item")
+            assert refusals == beyond
 
     run_virtual(main())
 
