@@ -254,7 +254,8 @@ def resolve(config: NodeConfig, environ: Mapping[str, str] | None = None) -> Nod
     """`config` with the environment's pins laid over it and the secret loaded as bytes.
 
     Reads the environment once, so that one node cannot answer half its calls one way and half the
-    other. Unknown ORBIT_ names are a warning. Raises ConfigError.
+    other. Unknown ORBIT_ names are a warning, and so are thresholds in the wrong order. Raises
+    ConfigError.
     """
     env = os.environ if environ is None else environ
     _warn_unknown(env)
@@ -275,6 +276,7 @@ def resolve(config: NodeConfig, environ: Mapping[str, str] | None = None) -> Nod
     transport = parse_transport("transport", config.transport)
     if text := env.get("ORBIT_TRANSPORT"):
         transport = parse_transport("ORBIT_TRANSPORT", text)
+    _warn_order(rendezvous.rdma_min_bytes, config.messaging.eager_max_bytes)
     advertise = (config.advertise,) if isinstance(config.advertise, str) else config.advertise
     return replace(
         config,
@@ -320,6 +322,17 @@ def _load_secret(config: NodeConfig) -> bytes | None:
     if not content:
         raise ConfigError("secret_file", str(path), "is empty")
     return content
+
+
+def _warn_order(rdma_bytes_min: int, eager_bytes_max: int) -> None:
+    if rdma_bytes_min > eager_bytes_max:
+        _log.warning(
+            "rendezvous.rdma_min_bytes=%d is above messaging.eager_max_bytes=%d: payloads of"
+            " messages between the two are staged, in registered memory where that can be had, and"
+            " never go by RDMA",
+            rdma_bytes_min,
+            eager_bytes_max,
+        )
 
 
 def _warn_unknown(env: Mapping[str, str]) -> None:

@@ -25,6 +25,16 @@ class OrbitError(Exception):
         if hint:
             self.hint = hint
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # By its fields: what subclasses take is not the message, which is all that Exception keeps.
+        return _remade, (type(self), self.args), self.__dict__.copy()
+
+
+def _remade(kind: type[OrbitError], arguments: tuple[object, ...]) -> OrbitError:
+    error = kind.__new__(kind, *arguments)
+    error.args = arguments  # which an OSError's `__new__` does not set
+    return error
+
 
 class UsageError(OrbitError):
     """The caller passed something that can never work (a wrong type, a non-contiguous buffer, a
@@ -203,8 +213,10 @@ class PeerDraining(PeerError):
 
 
 class RequestFailed(PeerError):
-    """The peer answered a message with an error. `reason` is one of unknown_handler, mismatch,
-    decode, failed (the handler raised), overflow (its lane is full), too_large or internal.
+    """The peer answered a message with an error, or its answer cannot be had. `reason` is one of
+    unknown_handler, mismatch, decode, failed (the handler raised, or a payload cannot be fetched),
+    overflow (its lane is full), too_large (for the receiver's limit), fetch_timeout (a large
+    payload was not fetched in the receiver's time) or internal.
     """
 
     code = "request_failed"

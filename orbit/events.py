@@ -8,9 +8,11 @@ other way round. This module knows no backend and no I/O.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from .model import Handle, LeaseEnd, LeaseId, PathName, PathReason, WorkerId
 
@@ -33,6 +35,12 @@ LATE_REPLIES_TOTAL = "orbit_messenger_late_replies_total"
 REPLIES_DROPPED_TOTAL = "orbit_messenger_replies_dropped_total"
 SLOTS_EXHAUSTED_TOTAL = "orbit_messenger_response_slot_exhausted_total"
 STAGED_TOTAL = "orbit_messenger_staged_payloads_total"
+STAGED_TIMEOUTS_TOTAL = "orbit_messenger_staged_fetch_timeouts_total"
+STAGED_REFUSALS_TOTAL = "orbit_messenger_staged_refusals_total"
+
+# Upper bounds that durations are counted by, in seconds: a handler on the loop and a warm READ are
+# expected within the first few, a call to a peer in the middle.
+DURATION_BOUNDS_S: Final = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 _log = logging.getLogger("orbit")
 
@@ -67,13 +75,16 @@ class FellBack:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A fetch completed; its lease is with the caller."""
+    """A fetch completed; its lease is with the caller. `read_s`: of an RDMA get, what the READ took
+    of the `seconds`, without the acquire.
+    """
 
     handle: Handle
     path: PathName
     reason: PathReason
     nbytes: int
     seconds: float
+    read_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,13 +207,41 @@ class Counters:
         return {_series_text(name, labels): n for (name, labels), n in sorted(self._values.items())}
 
 
+@dataclass(frozen=True, slots=True)
+class DurationCounts:
+    """How often something took how long. `buckets` by DURATION_BOUNDS_S, the last one above them
+    all; `seconds` is the sum.
+    """
+
+    buckets: tuple[int, ...] = (0,) * (len(DURATION_BOUNDS_S) + 1)
+    seconds: float = 0.0
+
+
+class Durations:
+    """Counts durations, for a histogram. One event loop writes it."""
+
+    __slots__ = ("_buckets", "_seconds")
+
+    def __init__(self) -> None:
+        self._buckets = [0] * (len(DURATION_BOUNDS_S) + 1)
+        self._seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        self._buckets[bisect_left(DURATION_BOUNDS_S, seconds)] += 1
+        self._seconds += seconds
+
+    def snapshot(self) -> DurationCounts:
+        return DurationCounts(tuple(self._buckets), self._seconds)
+
+
 class Recorder:
     """Where the shells report: counts each event, then hands it to the caller's sink."""
 
-    __slots__ = ("_sink", "counters")
+    __slots__ = ("_sink", "counters", "rdma_get_seconds")
 
     def __init__(self, sink: EventSink | None = None) -> None:
         self.counters = Counters()
+        self.rdma_get_seconds = Durations()  # from the first READ to the last byte
         self._sink = sink
 
     def record(self, event: Event) -> None:
@@ -222,8 +261,10 @@ class Recorder:
                 add(PATH_TOTAL, path=path.value, reason=reason.value, side=side.value)
             case FellBack(_, reason):
                 add(FALLBACKS_TOTAL, reason=reason.value)
-            case Fetched(path=path, nbytes=nbytes):
+            case Fetched(path=path, nbytes=nbytes, read_s=read_s):
                 add(FETCHED_BYTES_TOTAL, nbytes, path=path.value)
+                if read_s is not None:
+                    self.rdma_get_seconds.add(read_s)
             case LeaseEnded(how=how):
                 add(LEASES_ENDED_TOTAL, how=how.value)
                 if how is LeaseEnd.REAPED:

@@ -24,9 +24,9 @@ except ImportError as error:
     raise ImportError("orbit.metrics needs prometheus_client: install orbit[metrics]") from error
 
 from .errors import ClosedError, DeadlineExceeded
+from .events import DURATION_BOUNDS_S
 from .node import NodeStatistics
 from .runtime.messaging.dispatch import HandlerStatistics
-from .runtime.messaging.handlers import DURATION_BOUNDS_S
 
 COLLECT_TIMEOUT_S: Final = 5.0  # for the node's event loop to answer a scrape
 UNDESCRIBED: Final = "Not described."
@@ -43,9 +43,51 @@ HELP: Final[dict[str, str]] = {
     "orbit_rendezvous_leases_held": "Leases that consumers hold on this owner's slots.",
     "orbit_rendezvous_leases_held_here": "Leases that this node holds as a consumer.",
     "orbit_rendezvous_leases_unquiesced": "Leases whose end of access could not be proven.",
-    "orbit_rdma_registered_bytes": "Bytes of memory that are registered with a device.",
+    "orbit_rendezvous_rdma_get_duration_seconds": "READs of whole payloads, without the acquire.",
+    "orbit_rendezvous_leases": "Leases that consumers hold on this owner's slots, by path.",
+    "orbit_rendezvous_leases_armed": "Of these, those with a deadline.",
+    "orbit_rendezvous_staged_bytes": "Payload bytes of slots whose memory is not free.",
+    "orbit_rendezvous_leased_bytes": "Of these, those that a lease may reach.",
+    "orbit_rendezvous_slots_expired_total": "Slots that went by their time to live.",
+    # registered memory
+    "orbit_rdma_registered_bytes": "Bytes that are registered, arenas and regions, by whole pages.",
+    "orbit_rdma_registered_bytes_budget": "What may be registered: rdma.pool's knob of that name.",
+    "orbit_rdma_registrations_total": "Registrations, by kind: arena or external.",
+    "orbit_rdma_live_regions": "Regions of callers that are registered.",
+    "orbit_rdma_arenas": "Arenas that are mapped.",
+    "orbit_rdma_arena_bytes": "Their bytes.",
+    "orbit_rdma_arena_utilization": "The part of them that is in use, 0 to 1.",
     "orbit_memory_retained_bytes": "Bytes kept for want of a proof that nothing uses them.",
     "orbit_retained_bytes_total": "Bytes that this node could not give back, ever.",
+    # the RDMA path
+    "orbit_rdma_grants_total": "Grants that consumers asked this owner for.",
+    "orbit_rdma_grants_active": "Grants of this owner that have not ended.",
+    "orbit_rdma_binds_total": "Binds of memory windows that were posted.",
+    "orbit_rdma_binds_completed_total": "Those that completed.",
+    "orbit_rdma_bind_seconds_total": "Time from the post of a bind to its completion.",
+    "orbit_rdma_receipts_total": "Receipts of consumers that this owner got.",
+    "orbit_rdma_receipts_sent_total": "Receipts that this consumer sent.",
+    "orbit_rdma_aborts_total": "Bulk queue pairs that were killed, on either side.",
+    "orbit_rdma_connects_total": "Bulk queue pairs that were connected.",
+    "orbit_rdma_connect_failures_total": "Bulk queue pairs that could not be connected.",
+    "orbit_rdma_queue_pairs": "Bulk and message queue pairs that exist.",
+    "orbit_rdma_windows_parked": "Windows that wait to be bound.",
+    "orbit_rdma_window_keys_used": "Window keys that were used up.",
+    "orbit_rdma_window_keys_remaining": "Window keys that the scarcest device has left.",
+    "orbit_rdma_pulls_total": "Transfers into this consumer by READ.",
+    "orbit_rdma_pulls_failed_total": "Those that failed.",
+    "orbit_rdma_pushes_total": "Transfers from this consumer by WRITE.",
+    "orbit_rdma_pushes_failed_total": "Those that failed.",
+    "orbit_rdma_reads_total": "READs that were posted.",
+    "orbit_rdma_read_bytes_total": "Their bytes.",
+    "orbit_rdma_writes_total": "WRITEs that were posted.",
+    "orbit_rdma_written_bytes_total": "Their bytes.",
+    "orbit_rdma_targets_direct_total": "Pieces of transfers that were registered already.",
+    "orbit_rdma_targets_registered_total": "Pieces that were registered for one transfer.",
+    "orbit_rdma_targets_copied_total": "Pieces that went through the pool, with one copy.",
+    "orbit_rdma_unknown_completions_total": "Late or doubled completions of bulk queue pairs.",
+    "orbit_rdma_crossings_total": "Calls into the helper.",
+    "orbit_rdma_retained_bytes": "Bytes that no device has let go of provably.",
     # connections
     "orbit_sessions_opened_total": "Connections with peers that were opened, by direction.",
     "orbit_sessions_closed_total": "Connections with peers that ended, by direction.",
@@ -99,6 +141,8 @@ HELP: Final[dict[str, str]] = {
     "orbit_messenger_replies_dropped_total": "Answers whose link had closed.",
     "orbit_messenger_response_slot_exhausted_total": "Calls refused: too many were outstanding.",
     "orbit_messenger_staged_payloads_total": "Payloads that were staged to go by rendezvous.",
+    "orbit_messenger_staged_fetch_timeouts_total": "Fetches of them given up, by whose bound.",
+    "orbit_messenger_staged_refusals_total": "Staged payloads this node had no room for.",
     "orbit_messenger_dispatch_failures_total": "Requests no handler answered well, by reason.",
     "orbit_messenger_handler_requests_total": "Requests taken on, by handler and mode.",
     "orbit_messenger_handler_failures_total": "Runs of a handler that raised.",
@@ -267,15 +311,54 @@ def _fill(sheet: _Sheet, statistics: NodeStatistics) -> None:
     sheet.add("orbit_rendezvous_leases_held", slots.leases_held)
     sheet.add("orbit_rendezvous_leases_held_here", statistics.leases_held)
     sheet.add("orbit_rendezvous_leases_unquiesced", slots.leases_unquiesced)
-    sheet.add("orbit_rdma_registered_bytes", statistics.registered_bytes)
+    sheet.add("orbit_rendezvous_leases_armed", slots.leases_armed)
+    for path, count in slots.leases_by_path.items():
+        sheet.add("orbit_rendezvous_leases", count, path=path.value)
+    sheet.add("orbit_rendezvous_staged_bytes", slots.staged_bytes)
+    sheet.add("orbit_rendezvous_leased_bytes", slots.leased_bytes)
+    sheet.add("orbit_rendezvous_slots_expired_total", slots.slots_expired)
+    gets = statistics.rdma_get_seconds
+    sheet.add_histogram("orbit_rendezvous_rdma_get_duration_seconds", gets.buckets, gets.seconds)
     sheet.add("orbit_memory_retained_bytes", sum(entry.nbytes for entry in statistics.retained))
     sheet.add("orbit_sessions", statistics.sessions)
     sheet.add("orbit_tasks", statistics.tasks)
+    _fill_memory(sheet, statistics)
+    _fill_rdma(sheet, statistics)
     _fill_links(sheet, statistics)
     _fill_messenger(sheet, statistics)
     _fill_streams(sheet, statistics)
     for handler in statistics.dispatch.handlers:
         _fill_handler(sheet, handler)
+
+
+def _fill_memory(sheet: _Sheet, statistics: NodeStatistics) -> None:
+    memory = statistics.memory
+    sheet.add("orbit_rdma_registered_bytes", statistics.registered_bytes)
+    sheet.add("orbit_rdma_registered_bytes_budget", memory.budget_bytes)
+    for kind, count in memory.registrations.items():
+        sheet.add("orbit_rdma_registrations_total", count, kind=kind)
+    sheet.add("orbit_rdma_live_regions", memory.regions)
+    sheet.add("orbit_rdma_arenas", memory.arenas)
+    sheet.add("orbit_rdma_arena_bytes", memory.arena_bytes)
+    used = memory.arena_bytes_used / memory.arena_bytes if memory.arena_bytes else 0.0
+    sheet.add("orbit_rdma_arena_utilization", used)
+
+
+def _fill_rdma(sheet: _Sheet, statistics: NodeStatistics) -> None:
+    rdma = statistics.rdma
+    if rdma is None:
+        return
+    for name, count in rdma.counts.items():
+        sheet.add(f"orbit_rdma_{name}_total", count)
+    sheet.add("orbit_rdma_bind_seconds_total", rdma.bind_s)
+    sheet.add("orbit_rdma_grants_active", rdma.grants_active)
+    sheet.add("orbit_rdma_queue_pairs", rdma.queue_pairs)
+    sheet.add("orbit_rdma_windows_parked", rdma.windows_parked)
+    sheet.add("orbit_rdma_window_keys_used", rdma.window_keys_used)
+    sheet.add("orbit_rdma_window_keys_remaining", rdma.window_keys_remaining)
+    sheet.add("orbit_rdma_unknown_completions_total", rdma.unknown_completions)
+    sheet.add("orbit_rdma_crossings_total", rdma.crossings)
+    sheet.add("orbit_rdma_retained_bytes", rdma.retained_bytes)
 
 
 def _fill_links(sheet: _Sheet, statistics: NodeStatistics) -> None:

@@ -41,6 +41,7 @@ from .protocol.messaging.credits import Windows
 from .protocol.messaging.packets import FIXED_BYTES, HEADER_BYTES_MAX, LENGTH_BYTES
 from .protocol.streams.handle import StreamHandle
 from .runtime.handle_calls import HandleCalls
+from .runtime.live import Live
 from .runtime.messaging.draining import ShutdownPolicy
 from .runtime.messaging.handlers import Dispatch, Message, OrderedConfig, Overflow
 from .runtime.messaging.health import Health, HealthKind
@@ -93,7 +94,7 @@ __all__ = [
 _log = logging.getLogger("orbit")
 
 
-class Node(HandleCalls, MessagingCalls):
+class Node(Live, HandleCalls, MessagingCalls):
     """One process's endpoint: registers data under handles, fetches by the handles of others, and
     sends, calls and streams to the handlers of others.
 
@@ -101,6 +102,8 @@ class Node(HandleCalls, MessagingCalls):
     that opened it. `on_event` is told what happens, as typed events (orbit.events), and must not
     block.
     """
+
+    _instead = "send its address (bytes) and the handles"
 
     def __init__(
         self, config: NodeConfig | None = None, *, on_event: EventSink | None = None
@@ -154,7 +157,9 @@ class Node(HandleCalls, MessagingCalls):
             if idle_close_s is not None:
                 idle_close_s = max(idle_close_s, EP_IDLE_TIMEOUT_FLOOR)
             streams_idle = service.streams.wait_idle
-            self._serving.attach(service.messenger, idle_close_s, streams_idle, self.close)
+            self._serving.attach(
+                service.messenger, idle_close_s, streams_idle, self.close, rendezvous.sweep
+            )
             self._listener = await _listen(config, paths, self._hello, self._accept)
             endpoints = _advertised(config, self._listener)
             identity = self._identity

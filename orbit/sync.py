@@ -24,12 +24,26 @@ from .errors import ClosedError, DeadlineExceeded, UsageError
 from .events import EventSink
 from .loop_thread import LoopThread
 from .node import Node as AsyncNode
+from .runtime.live import Live
 from .runtime.messaging.handlers import Message, is_async_function
 from .runtime.messaging.results import SendResult as AsyncSendResult
 from .runtime.messaging.stream_objects import StreamInbox as AsyncStreamInbox
 from .runtime.messaging.stream_objects import StreamSender as AsyncStreamSender
+from .runtime.regions import RegionGuard as AsyncRegionGuard
+from .runtime.regions import RegionWatch as AsyncRegionWatch
+from .runtime.sinks import PinnedPayload as AsyncPinnedPayload
+from .runtime.sinks import PinnedWriter as AsyncPinnedWriter
 
-__all__ = ["Node", "SendResult", "StreamInbox", "StreamSender"]
+__all__ = [
+    "Node",
+    "PinnedPayload",
+    "PinnedWriter",
+    "RegionGuard",
+    "RegionWatch",
+    "SendResult",
+    "StreamInbox",
+    "StreamSender",
+]
 
 HANDLER_THREADS: Final = 32
 
@@ -37,7 +51,7 @@ _open_nodes: set[Node] = set()
 _first_open: Final = threading.Lock()
 
 
-class _Twin:
+class _Twin(Live):
     """Holds one asynchronous object and the thread that it lives in. Subclasses get the object's
     public methods from `_twin_of`.
     """
@@ -59,12 +73,12 @@ class _Twin:
         def __getattr__(self, name: str) -> Any: ...
 
 
-def _twin_of(source: type) -> Callable[[type], type]:
+def _twin_of(source: type[Live]) -> Callable[[type[Live]], type[Live]]:
     """Give the decorated class every public name of `source`: what it defines itself gets the
     signature and the text.
     """
 
-    def complete(twin: type) -> type:
+    def complete(twin: type[Live]) -> type[Live]:
         for name, member in inspect.getmembers_static(source):
             if name.startswith("_"):
                 continue
@@ -72,29 +86,41 @@ def _twin_of(source: type) -> Callable[[type], type]:
             if own is not None:
                 own.__signature__ = inspect.signature(member)
                 own.__doc__ = member.__doc__
-            elif isinstance(member, property):
-                setattr(twin, name, _property(name, member))
+            elif isinstance(member, property) or inspect.ismemberdescriptor(member):
+                setattr(twin, name, _property(name, member.__doc__))
             elif inspect.isfunction(member):
                 setattr(twin, name, _method(name, member))
+        twin._instead = source._instead
         return twin
 
     return complete
 
 
-def _property(name: str, member: property) -> property:
+def _property(name: str, text: str | None) -> property:
     def read(self: _Twin) -> object:
         return getattr(self._inner, name)
 
-    return property(read, doc=member.__doc__)
+    return property(read, doc=text)
 
 
 def _method(name: str, member: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(member)
     def call(self: _Twin, *arguments: Any, **named: Any) -> object:
         bound = getattr(self._inner, name)
-        return self._call(lambda: bound(*arguments, **named))
+        theirs = [_inner_of(argument) for argument in arguments]
+        theirs_named = {key: _inner_of(value) for key, value in named.items()}
+        return self._call(lambda: bound(*theirs, **theirs_named))
 
     return call
+
+
+def _inner_of(argument: object) -> object:
+    """What the asynchronous classes know: of a twin, and of twins in a list of buffers."""
+    if isinstance(argument, _Twin):
+        return argument._inner
+    if isinstance(argument, list | tuple) and any(isinstance(one, _Twin) for one in argument):
+        return [_inner_of(one) for one in argument]
+    return argument
 
 
 @_twin_of(AsyncSendResult)
@@ -168,8 +194,71 @@ async def _next_of(inbox: AsyncStreamInbox[Any]) -> object:
     return await inbox.__anext__()
 
 
+@_twin_of(AsyncPinnedPayload)
+class PinnedPayload(_Twin):
+    """`with` frees it at the end."""
+
+    __slots__ = ()
+
+    def free(self) -> None:
+        """See orbit.PinnedPayload.free."""
+        _free(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _free(self)
+
+
+@_twin_of(AsyncPinnedWriter)
+class PinnedWriter(_Twin):
+    """`with` frees it at the end."""
+
+    __slots__ = ()
+
+    def free(self) -> None:
+        """See orbit.PinnedWriter.free."""
+        _free(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _free(self)
+
+
+def _free(piece: _Twin) -> None:
+    try:
+        piece._call(piece._inner.free)
+    except ClosedError:  # the node's thread is gone, so nobody else is at its memory
+        piece._inner.free()
+
+
+@_twin_of(AsyncRegionWatch)
+class RegionWatch(_Twin):
+    """Sees what a guard sees."""
+
+    __slots__ = ()
+
+
+@_twin_of(AsyncRegionGuard)
+class RegionGuard(_Twin):
+    """`with` unregisters at the end, which waits for what uses the region. A guard that is dropped
+    starts that in the background, with a warning.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._call(self._inner.unregister)
+
+
 @_twin_of(AsyncNode)
-class Node:
+class Node(Live):
     """As orbit.Node, with `with` in place of `async with`, for any thread.
 
     Plain handlers run in a pool of `handler_threads` threads, so that they may call the node they
@@ -314,6 +403,10 @@ class Node:
 
 
 _TWINS: Final[dict[type, type[_Twin]]] = {
+    AsyncPinnedPayload: PinnedPayload,
+    AsyncPinnedWriter: PinnedWriter,
+    AsyncRegionGuard: RegionGuard,
+    AsyncRegionWatch: RegionWatch,
     AsyncSendResult: SendResult,
     AsyncStreamInbox: StreamInbox,
     AsyncStreamSender: StreamSender,
@@ -321,6 +414,8 @@ _TWINS: Final[dict[type, type[_Twin]]] = {
 
 
 def _twin_for(result: object, thread: LoopThread) -> object:
+    if type(result) is tuple:
+        return tuple(_twin_for(one, thread) for one in result)
     twin = _TWINS.get(type(result))
     return result if twin is None else twin(result, thread)
 

@@ -8,19 +8,21 @@ it is.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import NodeConfig
-from ..errors import ClosedError, Unquiesced, UsageError
-from ..events import Recorder
+from ..errors import ClosedError, UsageError
+from ..events import DurationCounts, Recorder
 from ..model import PathReason, PeerIdentity, WorkerId
 from ..protocol.address import NodeAddress
 from ..protocol.slots import SlotStatistics
+from ..transport.interface import MemoryStatistics, RegisteredPath
+from ..transport.path_statistics import PathStatistics
 from .consumer import Consumer
+from .ending import Closing, MemorySweep
 from .getting import Getting
 from .messaging.dispatch import DispatchStatistics
 from .messaging.statistics import MessagingStatistics, StreamStatistics
@@ -34,9 +36,7 @@ from .registering import Registering
 from .retained import Retained, retained
 from .runner import TaskRunner
 from .session import ControlSession
-from .sessions import Sessions, SessionService, SessionTimeouts, keep_path
-
-_log = logging.getLogger("orbit")
+from .sessions import Sessions, SessionService, SessionTimeouts
 
 # How long a session that somebody wants to displace has to prove that it lives.
 CHECK_MAX_S = 1.0
@@ -45,7 +45,7 @@ CHECK_MAX_S = 1.0
 @dataclass(frozen=True, slots=True)
 class NodeStatistics:
     """A node's state as one frozen value. `retained` is the whole process's; `counters` are keyed
-    as an exporter prints them.
+    as an exporter prints them. `rdma`: of the RDMA path, None where there is none.
     """
 
     slots: SlotStatistics
@@ -60,6 +60,9 @@ class NodeStatistics:
     messaging: MessagingStatistics = field(default_factory=MessagingStatistics)
     dispatch: DispatchStatistics = field(default_factory=DispatchStatistics)
     streams: StreamStatistics = field(default_factory=StreamStatistics)
+    memory: MemoryStatistics = field(default_factory=MemoryStatistics)
+    rdma: PathStatistics | None = None
+    rdma_get_seconds: DurationCounts = field(default_factory=DurationCounts)
 
 
 class Rendezvous:
@@ -102,18 +105,22 @@ class Rendezvous:
             recorder,
             self._runner,
         )
-        self.regions = Regions()
-        self.owner = Registering(config, paths, self._owner, self.regions, self._check_open)
+        self.regions = Regions(paths.memory, self._runner, recorder, config.rdma.drop_dereg_timeout)
+        self.owner = Registering(
+            config, paths, self._owner, self.regions, self._runner, self._check_open
+        )
         self.consumer = Getting(config, paths, self._consumer, self._check_open)
-        self.payloads = PayloadStore(self.owner, self.consumer)
+        self.payloads = PayloadStore(
+            config.rendezvous, paths, self._owner, self.consumer, self._check_open
+        )
         handlers = {**paths.handlers(), **self._owner.handlers()}
         self._sessions.watch(handlers, self._consumer, self._owner, self._peers)
-        self._service: SessionService | None = None
-        self._closing: asyncio.Task[None] | None = None
+        shutdown_s = config.rdma.shutdown_timeout
+        self.sweep = MemorySweep(self._owner, self.regions, paths, shutdown_s)
+        self._closing: Closing | None = None
 
     def carry(self, service: SessionService) -> None:
         """Once, before the first session: what else rides on this node's sessions."""
-        self._service = service
         self._sessions.carry(service)
 
     # --- links and peers --------------------------------------------------------------------------
@@ -143,7 +150,7 @@ class Rendezvous:
 
     def statistics(self) -> NodeStatistics:
         """See Node.statistics."""
-        memory = self._paths.memory
+        memory, rdma = self._paths.memory, self._paths.rdma
         return NodeStatistics(
             slots=self._owner.statistics(),
             leases_held=self._consumer.leases_held,
@@ -154,6 +161,9 @@ class Rendezvous:
             rdma_detail=self._paths.rdma_detail,
             retained=retained(),
             counters=self._recorder.counters.snapshot(),
+            memory=MemoryStatistics() if memory is None else memory.statistics(),
+            rdma=rdma.statistics() if isinstance(rdma, RegisteredPath) else None,
+            rdma_get_seconds=self._recorder.rdma_get_seconds.snapshot(),
         )
 
     # --- the end ----------------------------------------------------------------------------------
@@ -163,35 +173,18 @@ class Rendezvous:
         if self._closing is None:
             self._peers.close()
             self._owner.gate()
-            self._closing = asyncio.get_running_loop().create_task(self._close())
-        await asyncio.shield(self._closing)
-
-    async def _close(self) -> None:
+            self.regions.gate()
+            self._closing = Closing(
+                self.sweep,
+                self._owner,
+                self._sessions,
+                self._runner,
+                self.regions,
+                self._paths,
+                self._recorder,
+            )
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._config.timeouts.close_s
-        # Leases first, while their sessions live: a lease that ends with its receipt costs no queue
-        # pair. Then the epochs with their fetches; then what still runs is told to stop.
-        steps = [self._owner.close, self._sessions.close]
-        if self._service is not None:
-            steps.append(self._service.close)
-        for step in steps:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await step()
-            except TimeoutError:
-                _log.warning("closing: %s ran out of time", step.__qualname__)
-        if not await self._runner.drain(deadline):
-            await self._runner.cancel(loop.time() + 1.0)
-        for path in self._paths:
-            try:
-                # Even late, each path gets a moment: an orderly end beats what the kernel does.
-                async with asyncio.timeout_at(max(deadline, loop.time() + 1.0)):
-                    await path.close()
-            except Unquiesced as error:
-                keep_path(path, error, self._recorder)
-            except TimeoutError:
-                late = Unquiesced(f"the {path.name} path", 0, "closing it ran out of time")
-                keep_path(path, late, self._recorder)
+        await self._closing.run(loop.time() + self._config.timeouts.close_s)
 
     # --- within -----------------------------------------------------------------------------------
 

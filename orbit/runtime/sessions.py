@@ -118,6 +118,11 @@ class Sessions:
         self._handlers, self._fetches, self._leases = handlers, fetches, leases
         self._connections = connections
 
+    @property
+    def service(self) -> SessionService | None:
+        """What `carry` was given."""
+        return self._service
+
     def carry(self, service: SessionService) -> None:
         """Once, before the first session and after `watch`."""
         self._service = service

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 from ..errors import OrbitError
 from ..model import Address, Direction, LeaseId, PathName, PathReason, PeerIdentity
 from ..protocol.messages import Hello, Message
+from .path_statistics import PathStatistics
 
 Reply = TypeVar("Reply", bound=Message)
 FrameHandler = Callable[[memoryview], None]
@@ -374,6 +375,12 @@ class DataPath(Protocol):
     def handlers(self) -> Mapping[str, CallHandler]:
         """Control calls that this path answers itself."""
 
+    async def drain(self) -> None:
+        """Until what was on its way when this was called is over: each exposure has been read or
+        written whole, or was retracted, and each pull and push has returned. An exposure that was
+        read counts as over, whoever still holds its lease.
+        """
+
     async def close_session(self, session: Session) -> None:
         """The epoch is over: retract everything of it, and return when its resources are gone.
         Raises Unquiesced.
@@ -381,3 +388,26 @@ class DataPath(Protocol):
 
     async def close(self) -> None:
         """Everything of every session, then the path's own resources. Raises Unquiesced."""
+
+
+@runtime_checkable
+class RegisteredPath(Protocol):
+    """What a path over registered memory offers beside DataPath: its transfers and registrations
+    can end while the node's messages still use the devices.
+    """
+
+    def statistics(self) -> PathStatistics:
+        """Its counts and its hardware, as of now."""
+
+    def gate(self) -> None:
+        """From now on it is not available, and exposes nothing. Idempotent."""
+
+    async def end_transfers(self) -> None:
+        """After `gate`: end by force what is on its way, and every authority with it. Returns when
+        that is proven. Raises Unquiesced.
+        """
+
+    async def release_memory(self) -> None:
+        """After `end_transfers`: deregister all that is registered for bulk transfers. Raises
+        Unquiesced; then the rest stays registered and charged.
+        """

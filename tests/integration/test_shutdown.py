@@ -13,6 +13,7 @@ from orbit.runtime.messaging.draining import ShutdownPolicy
 from orbit.runtime.messaging.handlers import Dispatch, Message, OrderedConfig
 from orbit.runtime.messaging.health import HealthKind
 from orbit.testing.leftovers import nothing_left
+from orbit.testing.pattern import pattern
 from orbit.testing.waiting import until
 from tests.conftest import LOOP_KINDS
 
@@ -184,6 +185,44 @@ def test_handlers_of_a_peer(run_async: Run) -> None:
             server.remove_handler("late")
             with pytest.raises(orbit.DeadlineExceeded):
                 await client.wait_for_handler(peer, "late", timeout=0.05)
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("staged", ["held", "region"])
+def test_a_pull_that_was_admitted_before_the_gate_still_finishes(
+    run_async: Run, staged: str
+) -> None:
+    async def main() -> None:
+        async with nothing_left(), orbit.Node(TCP) as owner, orbit.Node(TCP) as consumer:
+            consumer.add_peer(owner.address)
+            payload = bytearray(pattern(64 << 20))
+            expected = bytes(payload)
+            if staged == "held":
+                handle = await owner.register_data(payload)
+                signal = None
+            else:
+                guard = await owner.register_owned(payload)
+                handle = await owner.register_data_in_region(guard)
+                signal = asyncio.create_task(guard.watch().deregistered())
+            ending: list[asyncio.Task[None]] = []
+
+            def progress(nbytes: int) -> None:
+                if not ending:
+                    assert nbytes < len(payload)
+                    ending.append(asyncio.create_task(owner.graceful_shutdown()))
+
+            into = bytearray(len(payload))
+            lease = await consumer.get_into(handle, into, progress=progress)
+            assert into == expected
+            assert lease.path is orbit.PathName.TCP
+            await ending[0]
+            if signal is not None:
+                assert await asyncio.wait_for(signal, 5) is orbit.Deregistered.DRAINED
+            with pytest.raises(orbit.ClosedError):
+                await owner.register_data(b"late")
+            # The lease ended with its owner: giving it back is not an error.
+            await consumer.release(handle, lease)
 
     run_async(main())
 

@@ -15,11 +15,15 @@ import pytest
 
 import orbit
 import orbit.sync
+from orbit.model import Address
 from orbit.runtime.messaging.draining import ShutdownPolicy
 from orbit.runtime.messaging.handlers import Dispatch, Message
 from orbit.runtime.messaging.results import SendResult
 from orbit.runtime.messaging.stream_objects import StreamInbox, StreamSender
+from orbit.runtime.sinks import PinnedPayload, PinnedWriter
+from orbit.sync import _twin_for
 from orbit.testing.pattern import pattern
+from orbit.transport.interface import PinnedBuffer
 
 TCP = orbit.NodeConfig(transport="tcp")
 CALLS = 200
@@ -37,6 +41,10 @@ def pair() -> Iterator[tuple[orbit.sync.Node, orbit.sync.Node]]:
     ("twin", "source"),
     [
         (orbit.sync.Node, orbit.Node),
+        (orbit.sync.PinnedPayload, orbit.PinnedPayload),
+        (orbit.sync.PinnedWriter, orbit.PinnedWriter),
+        (orbit.sync.RegionGuard, orbit.RegionGuard),
+        (orbit.sync.RegionWatch, orbit.RegionWatch),
         (orbit.sync.SendResult, SendResult),
         (orbit.sync.StreamInbox, StreamInbox),
         (orbit.sync.StreamSender, StreamSender),
@@ -51,7 +59,7 @@ def test_the_twin_has_the_same_names_and_signatures(twin: type, source: type) ->
         theirs = inspect.getattr_static(source, name)
         ours = inspect.getattr_static(twin, name)
         assert ours.__doc__ == theirs.__doc__, name
-        if not isinstance(theirs, property):
+        if not inspect.isdatadescriptor(theirs):
             assert inspect.signature(ours) == inspect.signature(theirs), name
             assert not inspect.iscoroutinefunction(ours), name
 
@@ -76,6 +84,130 @@ def test_handles_and_calls(pair: tuple[orbit.sync.Node, orbit.sync.Node]) -> Non
     assert failed.value.reason == "unknown_handler"
     with pytest.raises(orbit.UsageError):
         client.unary(server.identity, "_mine")
+
+
+def test_regions_serve_and_end(pair: tuple[orbit.sync.Node, orbit.sync.Node]) -> None:
+    owner, consumer = pair
+    payload = bytearray(pattern(100_000))
+    with owner.register_owned(payload) as guard:
+        assert isinstance(guard, orbit.sync.RegionGuard)
+        assert (guard.nbytes, guard.registered) == (100_000, False)
+        assert len(guard.effective_range) >= 100_000
+        watch = guard.watch()
+        assert isinstance(watch, orbit.sync.RegionWatch)
+        handle = owner.register_data_in_region(guard, range(10, 90_000))
+        data, lease = consumer.get(handle)
+        assert data == payload[10:90_000]
+        with pytest.raises(orbit.OutOfRange):
+            owner.register_data_in_region(guard, range(100_001))
+        consumer.release(handle, lease)
+        assert watch.live
+    assert watch.deregistered() is orbit.Deregistered.DRAINED
+    assert not watch.live
+    with pytest.raises(orbit.ClosedError):
+        owner.register_data_in_region(guard)
+    guard = owner.register_owned(payload)
+    assert guard.unregister_owned() == (orbit.Deregistered.DRAINED, payload)
+    payload.append(1)  # nothing holds it
+
+
+def test_a_dropped_guard_ends_in_the_background(
+    pair: tuple[orbit.sync.Node, orbit.sync.Node],
+) -> None:
+    owner, _ = pair
+    guards = [owner.register_owned(bytearray(5000))]
+    watch = guards[0].watch()
+    with pytest.warns(ResourceWarning, match="unregister"):
+        guards.clear()
+    assert watch.deregistered() is orbit.Deregistered.DRAINED
+
+
+def test_lists_and_slices_of_regions(pair: tuple[orbit.sync.Node, orbit.sync.Node]) -> None:
+    owner, consumer = pair
+    payload = pattern(60_000)
+    with owner.register_owned(bytearray(payload)) as source:
+        handle = owner.register_data([source.slice(0, 20_000), payload[20_000:50_000]])
+        into = bytearray(50_000)
+        with consumer.register_owned(into) as target:
+            lease = consumer.get_into(handle, [target.slice(0, 7), target.slice(7)])
+            assert into == payload[:50_000]
+            consumer.release(handle, lease)
+
+
+def test_puts(pair: tuple[orbit.sync.Node, orbit.sync.Node]) -> None:
+    owner, consumer = pair
+    payload = pattern(200_000)
+    room = bytearray(300_000)
+    handle = owner.register_destination(room)
+    put = consumer.put(handle, [payload[:5], payload[5:]], offset=100)
+    assert (put.nbytes, put.offset, put.path) == (200_000, 100, orbit.PathName.TCP)
+    seen = owner.wait_put(handle, timeout=10)
+    assert (seen.handle, seen.peer, seen.nbytes) == (handle, consumer.identity.worker_id, 200_000)
+    assert room[100:200_100] == payload
+    with pytest.raises(orbit.WrongDirection):
+        consumer.get(handle)
+    with pytest.raises(orbit.OutOfRange):
+        consumer.put(handle, payload, offset=100_001)
+    with pytest.raises(orbit.DeadlineExceeded):
+        owner.wait_put(handle, timeout=0.01)
+    owner.withdraw(handle)
+
+
+def test_many_at_once(pair: tuple[orbit.sync.Node, orbit.sync.Node]) -> None:
+    owner, consumer = pair
+    payloads = [pattern(1000 * n + 70_000, seed=n) for n in range(12)]
+    handles = [owner.register_data(payload) for payload in payloads]
+    found = consumer.get_many(handles, concurrency=5)
+    assert [bytes(data) for data, _ in found] == payloads
+    into = [bytearray(len(payload)) for payload in payloads]
+    again = consumer.get_many(handles, into=into)
+    assert into == payloads
+    for handle, (_, first), (nothing, second) in zip(handles, found, again, strict=True):
+        assert nothing is None
+        consumer.detach(handle, first)
+        consumer.release(handle, second)
+    assert owner.statistics().slots.slots == 0
+
+
+def test_registered_memory_is_missing_here(pair: tuple[orbit.sync.Node, orbit.sync.Node]) -> None:
+    owner, consumer = pair
+    with pytest.raises(orbit.PathUnavailable):
+        owner.alloc_pinned_writer(4096)
+    handle = owner.register_data(b"x")
+    with pytest.raises(orbit.PathUnavailable):
+        consumer.get_pinned(handle)
+    assert owner.statistics().slots.leases_held == 0
+
+
+def test_pieces_of_registered_memory_are_freed_in_the_nodes_thread() -> None:
+    node = orbit.sync.Node(TCP)
+    node.open()
+    assert node._thread is not None
+    freed: list[str] = []
+
+    class Memory:
+        def free(self, buffer: PinnedBuffer) -> None:
+            freed.append(threading.current_thread().name)
+
+    def piece(kind: type) -> object:
+        buffer = PinnedBuffer(memoryview(bytearray(8)), Address(0), None, None)
+        return _twin_for(kind(Memory(), buffer), node._thread)
+
+    payload, writer, last = piece(PinnedPayload), piece(PinnedWriter), piece(PinnedWriter)
+    assert isinstance(payload, orbit.sync.PinnedPayload)
+    assert isinstance(writer, orbit.sync.PinnedWriter)
+    assert isinstance(last, orbit.sync.PinnedWriter)
+    with payload:
+        assert payload.nbytes == 8
+    with pytest.raises(orbit.ClosedError):
+        _ = payload.view
+    with writer:
+        writer.view[:] = b"12345678"
+    assert freed == ["orbit node", "orbit node"]
+    node.close()
+    last.free()  # there is no such thread any more
+    last.free()
+    assert freed[2:] == [threading.current_thread().name]
 
 
 def test_sends_have_results(pair: tuple[orbit.sync.Node, orbit.sync.Node]) -> None:

@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 
 from orbit.config import (
+    DEFAULT_CHUNK_SIZE,
+    DEFAULT_THRESHOLD,
+    EP_IDLE_TIMEOUT_FLOOR,
+    LEASE_TIMEOUT_FLOOR,
+    MessagingConfig,
     NodeConfig,
     RdmaConfig,
+    RdmaPoolConfig,
     RendezvousConfig,
     TimeoutConfig,
     lab_environment,
@@ -166,6 +172,82 @@ def test_values_that_cannot_work_are_refused_at_construction(build: object) -> N
 def test_a_tiny_lease_timeout_is_clamped_to_what_the_wire_can_say() -> None:
     config = NodeConfig(rendezvous=RendezvousConfig(lease_timeout=1e-6))
     assert resolve(config, {}).rendezvous.lease_timeout == 0.001
+
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("config", "knob", "default"),
+    [
+        (MessagingConfig, "eager_max_bytes", DEFAULT_THRESHOLD),
+        (RendezvousConfig, "staged_fetch_timeout", None),
+        (RendezvousConfig, "staged_payload_max", None),
+        (RendezvousConfig, "rdma_min_bytes", 64 * KIB),
+        (RendezvousConfig, "enabled", True),
+        (RendezvousConfig, "lease_timeout", 30.0),
+        (RdmaPoolConfig, "initial_arena_bytes", 64 * MIB),
+        (RdmaPoolConfig, "max_arena_bytes", 1024 * MIB),
+        (RdmaPoolConfig, "dedicated_arena_min", 64 * MIB),
+        (RdmaPoolConfig, "registered_bytes_budget", 1024 * MIB),
+        (RdmaPoolConfig, "arena_reclaim_after", None),
+        (RdmaPoolConfig, "retain_arena_bytes", 64 * MIB),
+        (RdmaConfig, "shutdown_timeout", 30.0),
+        (RdmaConfig, "drop_dereg_timeout", 30.0),
+        (MessagingConfig, "ep_idle_timeout", None),
+        (MessagingConfig, "eager_endpoints", False),
+    ],
+)
+def test_a_default_of_the_table(config: type, knob: str, default: object) -> None:
+    found = getattr(config(), knob)
+    assert (found, type(found)) == (default, type(default))
+
+
+def test_the_tree_holds_the_tables_values() -> None:
+    config = NodeConfig()
+    assert config.rendezvous == RendezvousConfig()
+    assert config.rdma == RdmaConfig()
+    assert config.rdma.pool == RdmaPoolConfig()
+    assert config.messaging == MessagingConfig()
+    assert (EP_IDLE_TIMEOUT_FLOOR, LEASE_TIMEOUT_FLOOR) == (0.5, 0.001)
+
+
+def test_a_staged_payload_is_large_enough_for_rdma_from_its_first_byte() -> None:
+    rdma_min_bytes = RendezvousConfig().rdma_min_bytes
+    assert rdma_min_bytes <= DEFAULT_THRESHOLD < DEFAULT_CHUNK_SIZE
+    assert (DEFAULT_THRESHOLD, DEFAULT_CHUNK_SIZE) == (256 * KIB, 512 * KIB)
+
+
+@pytest.mark.parametrize(("above", "warnings"), [(0, 0), (1, 1)])
+def test_thresholds_in_the_wrong_order_are_warned_of(
+    above: int, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    rendezvous = RendezvousConfig(rdma_min_bytes=DEFAULT_THRESHOLD + above)
+    with caplog.at_level(logging.WARNING, "orbit"):
+        resolve(NodeConfig(rendezvous=rendezvous), {})
+    assert len(caplog.records) == warnings
+    assert all("rdma_min_bytes" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: RdmaPoolConfig(initial_arena_bytes=4095),
+        lambda: RdmaPoolConfig(initial_arena_bytes=2 * MIB, max_arena_bytes=MIB),
+        lambda: RdmaPoolConfig(dedicated_arena_min=0),
+        lambda: RdmaPoolConfig(registered_bytes_budget=-1),
+        lambda: RdmaPoolConfig(arena_reclaim_after=0),
+        lambda: RdmaConfig(shutdown_timeout=0),
+        lambda: RdmaConfig(drop_dereg_timeout=-1),
+        lambda: RendezvousConfig(staged_fetch_timeout=0),
+        lambda: RendezvousConfig(staged_payload_max=-1),
+        lambda: RendezvousConfig(rdma_min_bytes=1.5),  # type: ignore[arg-type]
+    ],
+)
+def test_values_of_the_table_are_checked(build: object) -> None:
+    assert callable(build)
+    with pytest.raises(ConfigError):
+        build()
 
 
 def test_resolve_is_idempotent() -> None:

@@ -11,18 +11,20 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import orbit
 from orbit import metrics
+from orbit.events import DURATION_BOUNDS_S, DurationCounts
 from orbit.model import PathName, PathReason, WorkerId
 from orbit.protocol.slots import SlotStatistics
 from orbit.runtime.messaging.dispatch import DispatchStatistics, HandlerStatistics
-from orbit.runtime.messaging.handlers import DURATION_BOUNDS_S
 from orbit.runtime.messaging.lanes import LaneStatistics
 from orbit.runtime.messaging.statistics import LinkReport, MessagingStatistics, Traffic
+from orbit.transport.interface import MemoryStatistics
 from orbit.transport.messages import LinkStatistics
+from orbit.transport.path_statistics import PathStatistics
 
 HANDLER = HandlerStatistics(
     "echo",
@@ -34,8 +36,33 @@ HANDLER = HandlerStatistics(
     buckets=(1, 2, *(0,) * (len(DURATION_BOUNDS_S) - 2), 1),
     lanes=LaneStatistics(lanes=3, depth=4),
 )
+RDMA = PathStatistics(
+    counts={"reads": 31},
+    grants_active=32,
+    queue_pairs=33,
+    windows_parked=34,
+    window_keys_used=35,
+    window_keys_remaining=36,
+    registered_bytes=37,
+    unknown_completions=38,
+    crossings=39,
+    retained_bytes=40,
+    bind_s=0.25,
+)
 STATISTICS = orbit.NodeStatistics(
-    slots=SlotStatistics(1, 2, 0, 0, 0, 0),
+    slots=SlotStatistics(
+        1,
+        2,
+        0,
+        0,
+        0,
+        0,
+        staged_bytes=16,
+        leased_bytes=17,
+        leases_armed=18,
+        slots_expired=19,
+        leases_by_path={PathName.RDMA: 20, PathName.TCP: 21},
+    ),
     leases_held=3,
     sessions=4,
     tasks=5,
@@ -58,6 +85,17 @@ STATISTICS = orbit.NodeStatistics(
         traffic=(Traffic(PathName.TCP, frames_sent=12, frames_received=13, bytes_sent=14),),
     ),
     dispatch=DispatchStatistics(draining=True, guards=15, handlers=(HANDLER,)),
+    memory=MemoryStatistics(
+        registered_bytes=6,
+        budget_bytes=22,
+        arena_bytes=400,
+        arena_bytes_used=100,
+        arenas=23,
+        regions=24,
+        registrations={"arena": 25, "external": 26},
+    ),
+    rdma=RDMA,
+    rdma_get_seconds=DurationCounts((3, *(0,) * len(DURATION_BOUNDS_S)), 0.125),
 )
 
 
@@ -69,6 +107,11 @@ class Fixed:
 
     def statistics(self) -> orbit.NodeStatistics:
         return self._statistics
+
+
+def families(statistics: orbit.NodeStatistics) -> list[Metric]:
+    text = generate_latest(scraped(Fixed(statistics))).decode()
+    return list(text_string_to_metric_families(text))
 
 
 def scraped(node: metrics.Reporting) -> CollectorRegistry:
@@ -88,6 +131,28 @@ def scraped(node: metrics.Reporting) -> CollectorRegistry:
         ("rendezvous_leases_held", {}, 2),
         ("rendezvous_leases_held_here", {}, 3),
         ("sessions", {}, 4),
+        ("rendezvous_leases", {"path": "rdma"}, 20),
+        ("rendezvous_leases", {"path": "tcp"}, 21),
+        ("rendezvous_leases_armed", {}, 18),
+        ("rendezvous_staged_bytes", {}, 16),
+        ("rendezvous_leased_bytes", {}, 17),
+        ("rendezvous_slots_expired_total", {}, 19),
+        ("rendezvous_rdma_get_duration_seconds_count", {}, 3),
+        ("rendezvous_rdma_get_duration_seconds_sum", {}, 0.125),
+        ("rdma_registered_bytes_budget", {}, 22),
+        ("rdma_arena_utilization", {}, 0.25),
+        ("rdma_arena_bytes", {}, 400),
+        ("rdma_arenas", {}, 23),
+        ("rdma_live_regions", {}, 24),
+        ("rdma_registrations_total", {"kind": "arena"}, 25),
+        ("rdma_registrations_total", {"kind": "external"}, 26),
+        ("rdma_reads_total", {}, 31),
+        ("rdma_bind_seconds_total", {}, 0.25),
+        ("rdma_grants_active", {}, 32),
+        ("rdma_queue_pairs", {}, 33),
+        ("rdma_window_keys_remaining", {}, 36),
+        ("rdma_crossings_total", {}, 39),
+        ("rdma_retained_bytes", {}, 40),
         ("rdma_registered_bytes", {}, 6),
         ("messenger_pending_responses", {}, 11),
         ("transport_frames_total", {"transport": "tcp", "direction": "out"}, 12),
@@ -130,6 +195,13 @@ def test_the_text_form_is_valid_and_each_family_stands_once() -> None:
 
 def test_every_series_of_the_package_is_described() -> None:
     """Whoever counts something new writes down what it means."""
+    found = counted_series()
+    assert found
+    assert found <= metrics.HELP.keys(), sorted(found - metrics.HELP.keys())
+
+
+def counted_series() -> set[str]:
+    """What stands in the package as the name of a count."""
     root = Path(orbit.__file__).parent
     found: set[str] = set()
     for path in root.rglob("*.py"):
@@ -138,8 +210,7 @@ def test_every_series_of_the_package_is_described() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found |= set(re.findall(r"\Aorbit_[a-z_]+_total\Z", node.value))
-    assert found
-    assert found <= metrics.HELP.keys(), sorted(found - metrics.HELP.keys())
+    return found
 
 
 def test_every_count_of_the_devices_is_described() -> None:
@@ -153,6 +224,42 @@ def test_every_count_of_the_devices_is_described() -> None:
     described = [name for name in metrics.HELP if name.startswith("orbit_rdma_messages_")]
     assert len(described) == len(names)
     assert all(f"\n{series} 3.0" in text for series in described)
+
+
+def test_every_count_of_the_rdma_path_is_described() -> None:
+    from orbit.verbs.counters import PathCounters
+
+    counts = dict.fromkeys({entry.name for entry in fields(PathCounters)} - {"bind_s"}, 2)
+    without = {family.name for family in families(replace(STATISTICS, rdma=None))}
+    found = families(replace(STATISTICS, rdma=replace(RDMA, counts=counts)))
+    new = {f.name: f.documentation for f in found if f.name not in without}
+    others = {entry.name for entry in fields(PathStatistics)}
+    assert len(new) == len(counts) + len(others - {"counts", "registered_bytes", "retained"})
+    assert metrics.UNDESCRIBED not in new.values()
+    assert "orbit_rdma_bind_seconds" in new
+
+
+def test_every_described_series_is_exported_or_counted() -> None:
+    """What nobody reports any more is not described either."""
+    from orbit.verbs.counters import PathCounters
+    from orbit.verbs.messaging.statistics import MessagesStatistics
+
+    devices = dict.fromkeys((entry.name for entry in fields(MessagesStatistics)), 1)
+    counts = dict.fromkeys((entry.name for entry in fields(PathCounters)), 1)
+    everything = replace(
+        STATISTICS,
+        messaging=replace(STATISTICS.messaging, devices=devices),
+        rdma=replace(RDMA, counts=counts),
+    )
+    samples = {s.name.removesuffix("_count") for f in families(everything) for s in f.samples}
+    unheard = metrics.HELP.keys() - samples - counted_series()
+    assert not unheard
+
+
+def test_an_arena_that_is_not_there_is_not_in_use() -> None:
+    memory = replace(STATISTICS.memory, arena_bytes=0, arena_bytes_used=0)
+    registry = scraped(Fixed(replace(STATISTICS, memory=memory)))
+    assert registry.get_sample_value("orbit_rdma_arena_utilization") == 0
 
 
 def test_no_gauge_has_the_name_of_a_counters_family() -> None:
