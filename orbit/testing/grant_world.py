@@ -4,6 +4,9 @@ Sources and requesters are the real machines. Around them stand two shells that 
 effects, a device with windows, an ordered wire, completion queues, and a control network that
 delays, reorders and loses. `moves` lists what may happen next; each move is applied to a copy. A
 broken rule raises `Violation`. Time is abstract: any deadline that is set may pass.
+
+A world of WRITEs has the same moves. There the local memory is what is read, the owner's memory is
+what changes, and an owner that is told that a push has ended believes it by the receipts alone.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import copy
 from collections import deque
 from collections.abc import Callable
 
+from ..model import Direction
 from ..protocol.grants import (
     BindCompleted,
     BindFailed,
@@ -25,13 +29,13 @@ from ..protocol.grants import (
     GrantRequester,
     GrantSource,
     KillQueuePair,
+    PieceFailed,
+    PiecesCompleted,
     Post,
     PostBind,
     PostReceive,
     Publish,
     QueuePairFailed,
-    ReadFailed,
-    ReadsCompleted,
     Receipt,
     ReceiptCompleted,
     ReceiptFailed,
@@ -93,10 +97,11 @@ class Grant:
         "lease_open",
         "memory_held",
         "outcome",
-        "reads_served",
+        "pieces_served",
         "requester",
         "source",
         "target_held",
+        "transferred",
         "window",
     )
 
@@ -107,7 +112,8 @@ class Grant:
         self.memory_held = True
         self.target_held = True
         self.lease_open = True
-        self.reads_served = 0
+        self.transferred = False  # the consumer said so, and the owner heard it
+        self.pieces_served = 0
         self.outcome = ""
         self.delivered = False  # the grant record reached the consumer, or is known to be lost
 
@@ -123,11 +129,13 @@ class Grant:
         r = self.requester
         return (
             self.source.state,
+            self.source.receipted,
             self.window,
             self.memory_held,
             self.target_held,
             self.lease_open,
-            self.reads_served,
+            self.transferred,
+            self.pieces_served,
             self.outcome,
             self.delivered,
             None
@@ -137,7 +145,7 @@ class Grant:
                 r.receipt_posted,
                 r.cause,
                 r.planner.completed_bytes,
-                r.planner.reads_in_flight,
+                r.planner.pieces_in_flight,
             ),
         )
 
@@ -147,16 +155,23 @@ class GrantWorld:
     once nothing else can happen, since time always passes.
     """
 
-    def __init__(self, grants: int = 2, faults: int = 2, reads: int = 2) -> None:
+    def __init__(
+        self,
+        grants: int = 2,
+        faults: int = 2,
+        pieces: int = 2,
+        direction: Direction = Direction.READ,
+    ) -> None:
         self.grants = [Grant() for _ in range(grants)]
         self.faults = faults
         self.source_qp = QueuePair()
         self.requester_qp = QueuePair()
         self.receives = 0
-        self.wire: tuple[tuple[str, int], ...] = ()  # READs and receipts, in order
+        self.wire: tuple[tuple[str, int], ...] = ()  # pieces and receipts, in order
         self.control: tuple[tuple[str, int], ...] = ()  # in flight; any of them may arrive next
         self.epoch = "open"  # then "closing" (the source's side knows), then "closed"
-        self.reads = reads
+        self.pieces = pieces
+        self.direction = direction
         self._to_source: deque[tuple[int, SourceInput]] = deque()
         self._to_requester: deque[tuple[int, RequesterInput]] = deque()
 
@@ -229,12 +244,12 @@ class GrantWorld:
             if self.requester_qp.serving:
                 self.requester_qp.complete("receipt", i)
         elif grant.window == "bound":
-            require(grant.memory_held, "a READ is served from memory that was released")
+            require(grant.memory_held, "a piece is served from or into memory that was released")
             if self.requester_qp.state in ("rts", "err", "broken"):
-                require(grant.target_held, "a READ writes a target that was released")
-            grant.reads_served += 1
+                require(grant.target_held, "a piece uses local memory that was released")
+            grant.pieces_served += 1
             if self.requester_qp.serving:
-                self.requester_qp.complete("read", i)
+                self.requester_qp.complete("piece", i)
         else:
             self.source_qp.state = "broken"  # an access error takes the responder down too
             self._refused(kind, i)
@@ -268,7 +283,7 @@ class GrantWorld:
                 self.send("done without transfer", i)
                 return
             planner = RoundPlanner(
-                self.reads, piece_bytes=1, inflight_bytes_max=1, send_slots=self.reads + 1
+                self.pieces, piece_bytes=1, inflight_bytes_max=1, send_slots=self.pieces + 1
             )
             grant.requester = GrantRequester(planner)
             return
@@ -278,6 +293,7 @@ class GrantWorld:
         """The owner ends a lease once, whoever asks first."""
         if self.grants[i].lease_open:
             self.grants[i].lease_open = False
+            self.grants[i].transferred = transferred
             self.feed_source(i, Done(transferred))
 
     def close_source(self) -> None:
@@ -312,18 +328,18 @@ class GrantWorld:
         if requester is None or requester.ended:
             return
         match what:
-            case "read":
-                self.feed_requester(i, ReadsCompleted(1))
+            case "piece":
+                self.feed_requester(i, PiecesCompleted(1))
             case "receipt":
                 self.feed_requester(i, ReceiptCompleted())
             case "receipt failed":
                 self.feed_requester(i, ReceiptFailed("receipt error"))
-            case "read failed":
-                self.feed_requester(i, ReadFailed("read error"))
+            case "piece failed":
+                self.feed_requester(i, PieceFailed("piece error"))
             case _:
                 settled = requester.state in (RequesterState.SETTLING, RequesterState.RETURNING)
                 flushed = "flushed"
-                self.feed_requester(i, ReceiptFailed(flushed) if settled else ReadFailed(flushed))
+                self.feed_requester(i, ReceiptFailed(flushed) if settled else PieceFailed(flushed))
 
     def kill(self, end: str, cause: str) -> None:
         """To the error state, once; everyone on it hears the first cause."""
@@ -411,8 +427,13 @@ def _carry_out_source(world: GrantWorld, i: int, effect: object) -> None:
             world.feed_source(i, WindowFreed())
         case ReleaseMemory():
             require(grant.memory_held, "memory is released twice")
-            readable = grant.window == "bound" and world.source_qp.serving
-            require(not readable, "memory is released while its key is alive")
+            reachable = grant.window == "bound" and world.source_qp.serving
+            require(not reachable, "memory is released while its key is alive")
+            if grant.transferred and grant.source.receipted:
+                require(
+                    grant.pieces_served == world.pieces or world.direction is Direction.READ,
+                    "a push counts as whole with bytes missing",
+                )
             grant.memory_held = False
         case _:
             require(isinstance(effect, Retain), f"{effect} is not known")
@@ -422,7 +443,7 @@ def _carry_out_requester(world: GrantWorld, i: int, effect: object) -> None:
     grant = world.grants[i]
     match effect:
         case Post(pieces, receipt):
-            posted = (*(("read", i) for _ in pieces), *((("receipt", i),) if receipt else ()))
+            posted = (*(("piece", i) for _ in pieces), *((("receipt", i),) if receipt else ()))
             if world.requester_qp.serving:
                 world.wire = (*world.wire, *posted)
             else:
@@ -430,14 +451,15 @@ def _carry_out_requester(world: GrantWorld, i: int, effect: object) -> None:
         case KillQueuePair(cause):
             world.kill("requester", cause)
         case Complete():
-            require(grant.reads_served == world.reads, "a payload completes with bytes missing")
+            require(grant.pieces_served == world.pieces, "a payload completes with bytes missing")
             _end(grant, "complete")
             world.send("done", i)
         case Fail(cause, returned):
             _check_cause(world, cause)
             _end(grant, "failed")
             _release_target(world, i)
-            world.send("done" if returned else "done without transfer", i)
+            moved = says_transferred(world.direction, returned=returned)
+            world.send("done" if moved else "done without transfer", i)
         case Retain():
             _end(grant, "unquiesced")
             world.send("done without transfer", i)
@@ -446,22 +468,29 @@ def _carry_out_requester(world: GrantWorld, i: int, effect: object) -> None:
             _release_target(world, i)
 
 
+def says_transferred(direction: Direction, *, returned: bool) -> bool:
+    """What a consumer may tell about a transfer that failed: the receipt of a grant that was handed
+    back ends the owner's authority over it, but it does not prove that every byte came.
+    """
+    return returned and direction is Direction.READ
+
+
 def _end(grant: Grant, outcome: str) -> None:
-    require(not grant.outcome, "a pull ends twice")
+    require(not grant.outcome, "a transfer ends twice")
     grant.outcome = outcome
 
 
 def _release_target(world: GrantWorld, i: int) -> None:
-    writing = any(op == ("read", i) for op in world.wire)
+    moving = any(op == ("piece", i) for op in world.wire)
     live = world.requester_qp.state in ("rts", "broken", "err")
-    require(not (writing and live), "a target is released while a READ may still write it")
+    require(not (moving and live), "a target is released while a piece may still use it")
     world.grants[i].target_held = False
 
 
 def _check_cause(world: GrantWorld, cause: str) -> None:
     own = (CANCELLED, "the epoch is over")
     known = cause in own or cause == world.requester_qp.cause
-    require(known, f"a pull fails with {cause!r}, not with its queue pair's cause")
+    require(known, f"a transfer fails with {cause!r}, not with its queue pair's cause")
 
 
 def _check(world: GrantWorld) -> None:
@@ -470,4 +499,4 @@ def _check(world: GrantWorld) -> None:
             require(not grant.memory_held, "an ended grant holds memory")
             require(grant.window in ("pooled", "freed"), "an ended grant holds a window")
         if grant.requester is not None and grant.requester.ended:
-            require(grant.outcome != "", "a pull ended without an outcome")
+            require(grant.outcome != "", "a transfer ended without an outcome")

@@ -24,29 +24,32 @@ class Share:
 
 class SendAdmission:
     def __init__(self, slots: int, inflight_bytes: int, piece_bytes: int, short_bytes: int) -> None:
-        self._slots_free = slots
+        self._slots = self._slots_free = slots
         self._bytes_free = inflight_bytes
         self._piece_bytes = min(piece_bytes, inflight_bytes)
         self._long_bytes_max = max(self._piece_bytes, inflight_bytes * 3 // 4)
         self._short_bytes = min(short_bytes, self._piece_bytes)
-        self._waiting: deque[tuple[int, asyncio.Future[Share]]] = deque()  # (total bytes, share)
+        # (total bytes, cuts, share)
+        self._waiting: deque[tuple[int, int, asyncio.Future[Share]]] = deque()
         self._closed = False
 
-    def acquire_nowait(self, total_bytes: int) -> Share | None:
-        """A share if nobody of the same kind waits and it fits. Raises ClosedError."""
+    def acquire_nowait(self, total_bytes: int, cuts: int = 0) -> Share | None:
+        """A share if nobody of the same kind waits and it fits. `cuts`: borders in the memory, each
+        of which may cost one more work request. Raises ClosedError.
+        """
         if self._closed:
             raise ClosedError("the queue pair")
-        if any(self._is_short(t) == self._is_short(total_bytes) for t, _ in self._waiting):
+        if any(self._is_short(t) == self._is_short(total_bytes) for t, _, _ in self._waiting):
             return None
-        return self._take(total_bytes)
+        return self._take(total_bytes, cuts)
 
-    async def acquire(self, total_bytes: int) -> Share:
+    async def acquire(self, total_bytes: int, cuts: int = 0) -> Share:
         """First come, first served within short and long ones. Raises ClosedError."""
-        share = self.acquire_nowait(total_bytes)
+        share = self.acquire_nowait(total_bytes, cuts)
         if share is not None:
             return share
         future: asyncio.Future[Share] = asyncio.get_running_loop().create_future()
-        entry = total_bytes, future
+        entry = total_bytes, cuts, future
         self._waiting.append(entry)
         try:
             return await future
@@ -66,23 +69,26 @@ class SendAdmission:
         """Whoever waits gets ClosedError."""
         self._closed = True
         while self._waiting:
-            _, future = self._waiting.popleft()
+            *_, future = self._waiting.popleft()
             if not future.done():
                 future.set_exception(ClosedError("the queue pair"))
 
     def _is_short(self, total_bytes: int) -> bool:
         return total_bytes <= self._short_bytes
 
-    def _take(self, total_bytes: int) -> Share | None:
+    def _take(self, total_bytes: int, cuts: int) -> Share | None:
         if self._is_short(total_bytes):
-            return self._grant(2, 0)  # one READ and the receipt
+            return self._grant(1 + cuts, 0)
         nbytes = min(total_bytes, self._long_bytes_max, self._bytes_free)
         if nbytes < min(total_bytes, self._piece_bytes):
             return None
-        pieces = max(1, nbytes // self._piece_bytes)
-        return self._grant(pieces + 1, nbytes)
+        return self._grant(max(1, nbytes // self._piece_bytes) + cuts, nbytes)
 
-    def _grant(self, slots: int, nbytes: int) -> Share | None:
+    def _grant(self, pieces: int, nbytes: int) -> Share | None:
+        """Fewer pieces than asked only make more rounds: nobody gets more than half of the queue
+        for them, and everybody at least one, beside the receipt.
+        """
+        slots = 1 + max(1, min(pieces, self._slots // 2))
         if self._slots_free < slots:
             return None
         self._slots_free -= slots
@@ -93,12 +99,12 @@ class SendAdmission:
         """Hand out what fits; the first that does not fit stops its kind, not the other."""
         stopped: set[bool] = set()
         for entry in list(self._waiting):
-            total_bytes, future = entry
+            total_bytes, cuts, future = entry
             short = self._is_short(total_bytes)
             if future.done():
                 self._waiting.remove(entry)
             elif short not in stopped:
-                share = self._take(total_bytes)
+                share = self._take(total_bytes, cuts)
                 if share is None:
                     stopped.add(short)
                 else:

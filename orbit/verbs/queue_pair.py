@@ -66,6 +66,7 @@ class LocalEnd:
     pkey_index: int
     psn: int
     remote_read: bool  # the peer may read through windows bound here
+    remote_write: bool = False
 
 
 class Retries(Protocol):
@@ -398,6 +399,7 @@ def connect_steps(
     """INIT, RTR, RTS."""
     ethernet = remote.link_layer == "ethernet"
     access = records.ACCESS_REMOTE_READ if local.remote_read else 0
+    access |= records.ACCESS_REMOTE_WRITE if local.remote_write else 0
     return (
         QueuePairAttributes(
             state=records.STATE_INIT,

@@ -1,4 +1,4 @@
-"""The RDMA data path: DataPath over READ arrays and one-use memory windows.
+"""The RDMA data path: DataPath over bulk arrays and one-use memory windows.
 
 Owns the devices, the arrays of every session, the pinned memory and the table from lease to grant;
 puts the parts together and closes them in order. What a grant may do next is decided by the grant
@@ -8,6 +8,7 @@ machines, what a fetch does next by its caller. The passive side does nothing pe
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 
@@ -15,21 +16,12 @@ from ..errors import (
     DeviceError,
     InternalError,
     OrbitError,
-    PathFailed,
     PathUnavailable,
-    PeerLost,
     Unquiesced,
 )
 from ..memory.budget import Budget
-from ..model import LeaseId, PathName, PathReason
-from ..protocol.binding import GrantRecord
-from ..protocol.descriptor import (
-    Descriptor,
-    DescriptorError,
-    decode_descriptor,
-    encode_descriptor,
-)
-from ..protocol.grants import Done, GrantTimeouts
+from ..model import Direction, LeaseId, PathName, PathReason
+from ..protocol.grants import GrantTimeouts
 from ..protocol.messages import (
     BulkLostNotice,
     ConnectBulkRequest,
@@ -46,20 +38,15 @@ from ..transport.interface import (
     Span,
     Target,
 )
+from .arena_pool import ArenaPool
 from .counters import PathCounters, PathStatistics
 from .device import DeviceContext
+from .exposing import LeaseGrants, reserve
 from .offload import Offload
-from .pulling import Pull
-from .read_arrays import ReadArray
-from .registration import PinnedArena
-from .requester import ReadMember, Transfer
+from .requesting import Requesting
 from .retention import Retained
 from .settings import RdmaPathConfig
-from .source import SourceGrant
 from .source_arrays import SourceArrays
-from .targets import Targets
-
-_BOUNCE_BYTES_MIN = 1 << 20
 
 Closing = Callable[[], Awaitable[None]]
 
@@ -89,18 +76,18 @@ class RdmaPath:
             config.pool.registered_bytes_budget,
             "rdma.pool.registered_bytes_budget",
         )
-        self.memory = PinnedArena(self._devices, config.pool.initial_arena_bytes, budget)
-        self._bounce = PinnedArena(
-            self._devices, max(_BOUNCE_BYTES_MIN, 4 * config.crossover_bytes), budget
-        )
-        self._targets = Targets(self._bounce, config.crossover_bytes, self._counters)
+        self.memory = ArenaPool(self._devices, config.pool, budget, self._retained)
         self._sources = SourceArrays(
             self._devices, config, self._retained, self._counters, self._timeouts
         )
-        self._reads: dict[bytes, ReadArray] = {}  # by session attempt
-        self._leases: dict[tuple[bytes, LeaseId], SourceGrant] = {}
-        self._generation = 0
+        self._requests = Requesting(
+            self._devices, config, self.memory, self._retained, self._counters, self._timeouts
+        )
+        self._leases: dict[tuple[bytes, LeaseId], LeaseGrants] = {}
+        self._generations = itertools.count(1)
         self._companions: list[Closing] = []
+        self._gated = False
+        self._unproven: Unquiesced | None = None  # of `end_transfers`; nothing is freed after it
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -125,21 +112,21 @@ class RdmaPath:
     def limits(self) -> Limits:
         """For this node's hello: what its weakest device can do."""
         return Limits(
-            rd_atomic=self._weakest("max_init_rd_atomic"),
-            max_dest_rd_atomic=self._weakest("max_rd_atomic"),
+            rd_atomic=min((d.limits.max_init_rd_atomic for d in self._devices), default=0),
+            max_dest_rd_atomic=min((d.limits.max_rd_atomic for d in self._devices), default=0),
             grants_max=self._config.width * self._config.recv_depth,
             bulk_width=self._config.width,
         )
 
-    def availability(self, session: Session) -> PathReason:
-        if self._closing is not None:
+    def availability(self, session: Session, direction: Direction = Direction.READ) -> PathReason:
+        if self._gated:
             return PathReason.DRAINING
-        return self._read_array(session).availability()
+        return self._requests.array(session, direction).availability()
 
-    async def prepare(self, session: Session) -> PathReason:
-        if self._closing is not None:
+    async def prepare(self, session: Session, direction: Direction = Direction.READ) -> PathReason:
+        if self._gated:
             return PathReason.DRAINING
-        return await self._read_array(session).prepare()
+        return await self._requests.array(session, direction).prepare()
 
     def handlers(self) -> Mapping[str, CallHandler]:
         return {
@@ -150,53 +137,50 @@ class RdmaPath:
     # --- owner ---
 
     async def expose(
-        self, session: Session, span: Span, lease_id: LeaseId, array: int = 0
+        self,
+        session: Session,
+        span: Span,
+        lease_id: LeaseId,
+        array: int = 0,
+        direction: Direction = Direction.READ,
     ) -> Exposure:
-        """One grant over exactly `span`. Raises PathUnavailable; then no key was published."""
-        if self._closing is not None:
+        """A grant over each piece of `span`. Raises PathUnavailable; then no key was published."""
+        if self._gated:
             raise PathUnavailable(PathName.RDMA, PathReason.DRAINING)
-        if span.view.nbytes == 0:
-            return Exposure()  # nothing to read, so no authority
+        if span.nbytes == 0:
+            return Exposure()  # nothing to move, so no authority
         key = session.attempt, lease_id
         if key in self._leases:
             raise InternalError(f"lease {lease_id} is exposed already")
-        pinned = span.pinned
-        if pinned is None or not isinstance(pinned.arena, PinnedArena):
-            raise PathUnavailable(PathName.RDMA, PathReason.NOT_PINNED)
-        member = self._sources.choose(session, array)
-        region = pinned.arena.region(member.device)
-        if region is None or not 0 < span.view.nbytes <= pinned.view.nbytes:
-            raise PathUnavailable(PathName.RDMA, PathReason.NOT_PINNED, "not in a live arena")
-        self._generation += 1
-        grant = member.expose(lease_id, self._generation, pinned, span.view.nbytes, region.native)
-        self._leases[key] = grant
-        member.queue_pair.lane.nap(grant.published.done, self._config.nap_us)
+
+        def open_grants() -> LeaseGrants:
+            sources, generations = self._sources, self._generations
+            return reserve(sources, session, span, lease_id, array, direction, generations)
+
+        lease = open_grants()
         try:
-            if not grant.published.done():
-                await asyncio.shield(grant.published)
-            grant.published.result()
-        except asyncio.CancelledError:
-            grant.feed(Done(transferred=False))
-            raise
+            return await self._publish(key, lease)
         except PathUnavailable:
-            await _quiet(grant.released)  # its window is gone, or listed as retained
-            self._leases.pop(key, None)
+            if not lease.found_dead:
+                raise
+        return await self._publish(key, open_grants())
+
+    async def _publish(self, key: tuple[bytes, LeaseId], lease: LeaseGrants) -> Exposure:
+        self._leases[key] = lease
+        try:
+            return await lease.publish(self._config.nap_us, lambda: self._forget_lease(key, lease))
+        except PathUnavailable:
+            self._forget_lease(key, lease)
             raise
-        record = grant.record
-        descriptor = Descriptor(record.generation, pinned.address, record.length, grant.window.key)
-        return Exposure(descriptor=encode_descriptor(descriptor), grant=record.encode())
 
     async def retract(self, session: Session, lease_id: LeaseId, *, transferred: bool) -> None:
         key = session.attempt, lease_id
-        grant = self._leases.get(key)
-        if grant is None:
+        lease = self._leases.get(key)
+        if lease is None:
             return
-        grant.member.poll()  # a receipt that has arrived counts
-        grant.feed(Done(transferred))
-        if not grant.released.done():
-            await asyncio.shield(grant.released)
-        grant.released.result()
-        self._leases.pop(key, None)
+        await lease.end(transferred=transferred)
+        self._forget_lease(key, lease)
+        lease.check_whole(transferred=transferred)
 
     # --- consumer ---
 
@@ -208,63 +192,103 @@ class RdmaPath:
         target: Target,
         progress: Progress | None = None,
     ) -> PullReport:
-        """Cancelling hands the grant back, or kills the queue pair, and then raises."""
+        """Cancelling hands the grants back, or kills queue pairs, and then raises."""
         self._counters.pulls += 1
-        if not exposure.descriptor and target.view.nbytes == 0:
-            return PullReport()
-        transfer = self._accept(session, exposure, target)
-        pull = Pull(transfer, target, self._targets, self._config, progress)
-        if pull.begin_nowait():
-            return await pull.deliver()
-        work = asyncio.get_running_loop().create_task(pull.run())
-        cancelled = False
-        while not work.done():
-            try:
-                await asyncio.wait([work])
-            except asyncio.CancelledError:
-                cancelled = True
-                pull.cancel("cancelled by the caller")
-        error = work.exception()
-        if error is not None:
+        try:
+            return await self._requests.move(
+                session, exposure, target.pieces, Direction.READ, progress
+            )
+        except BaseException:
             self._counters.pulls_failed += 1
-        if cancelled and not isinstance(error, Unquiesced):
-            raise asyncio.CancelledError
-        if isinstance(error, PathFailed) and session.closed:
-            raise PeerLost(str(session.peer), error.detail) from error
-        return work.result()
+            raise
+
+    async def push(
+        self,
+        session: Session,
+        exposure: Exposure,
+        lease_id: LeaseId,
+        source: Span,
+        progress: Progress | None = None,
+    ) -> PullReport:
+        """As `pull`. A WRITE that was posted is never posted again."""
+        self._counters.pushes += 1
+        try:
+            return await self._requests.move(
+                session, exposure, source.pieces, Direction.WRITE, progress
+            )
+        except BaseException:
+            self._counters.pushes_failed += 1
+            raise
 
     # --- the end ---
 
     async def close_session(self, session: Session) -> None:
         """Kill the session's queue pairs, both roles. Raises Unquiesced."""
-        array = self._reads.pop(session.attempt, None)
-        ends = [self._sources.close_session(session)]
-        if array is not None:
-            ends.append(array.close(OrbitError("the epoch is over")))
+        ends = [self._sources.close_session(session), *self._requests.close_session(session)]
         results = await asyncio.gather(*ends, return_exceptions=True)
         for key in [key for key in self._leases if key[0] == session.attempt]:
             if self._leases[key].ended:
                 del self._leases[key]
         _raise_first(results)
 
+    def gate(self) -> None:
+        self._gated = True
+
+    async def drain(self) -> None:
+        for lease in list(self._leases.values()):
+            await lease.wait_settled()
+        await self._requests.moving.wait()
+
+    async def end_transfers(self) -> None:
+        """Kills the queue pairs that something is on its way on; those of messages, and what is
+        idle, live on.
+        """
+        self.gate()
+        cause = OrbitError("registered memory is given back")
+        leases = self._leases.values()
+        ends: list[Awaitable[None]] = [lease.end_by_force(cause) for lease in leases]
+        if self._requests.moving:
+            ends += self._requests.close(cause)
+        try:
+            _raise_first(await asyncio.gather(*ends, return_exceptions=True))
+        except Unquiesced as error:
+            self._unproven = error
+        if self._unproven is not None:
+            raise self._unproven
+
+    async def release_memory(self) -> None:
+        """The pool's arenas and regions; slabs of messages are theirs."""
+        if self._unproven is not None:
+            raise self._unproven
+        try:
+            await self.memory.close()
+        except (OrbitError, TimeoutError) as error:
+            raise Unquiesced(
+                "registered memory", self.memory.registered_bytes, str(error)
+            ) from error
+
     async def close(self) -> None:
         """Arrays and companions, pinned memory, devices, in this order, once. Raises Unquiesced:
         then the rest is left to the end of the process.
         """
+        self.gate()
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)
 
     def statistics(self) -> PathStatistics:
         histories = [device.windows.history for device in self._devices]
+        counts = asdict(self._counters)
         return PathStatistics(
-            counts=asdict(self._counters),
+            bind_s=counts.pop("bind_s"),
+            receipt_s=counts.pop("receipt_s"),
+            counts=counts,
             grants_active=self._sources.grants_active,
             queue_pairs=sum(device.queue_pairs for device in self._devices),
             windows_parked=sum(len(device.windows.parked) for device in self._devices),
             window_keys_used=sum(history.keys_used for history in histories),
             window_keys_remaining=min((h.keys_remaining for h in histories), default=0),
-            registered_bytes=self.memory.registered_bytes + self._bounce.registered_bytes,
+            registered_bytes=self.memory.registered_bytes,
             unknown_completions=sum(d.lanes.unknown_completions for d in self._devices),
             crossings=self._devices[0].turn.crossings.total if self._devices else 0,
             retained_bytes=self._retained.nbytes,
@@ -277,74 +301,25 @@ class RdmaPath:
         return await self._sources.connect(session, ConnectBulkRequest.from_wire(body))
 
     async def _on_bulk_lost(self, session: Session, body: object) -> None:
-        notice = BulkLostNotice.from_wire(body)
-        array = self._reads.get(session.attempt)
-        if array is not None:
-            array.lost_at_source(notice)
+        self._requests.lost_at_source(session, BulkLostNotice.from_wire(body))
 
-    def _read_array(self, session: Session) -> ReadArray:
-        array = self._reads.get(session.attempt)
-        if array is None:
-            array = ReadArray(
-                session,
-                self._devices,
-                self._config,
-                self._retained,
-                self._counters,
-                self._timeouts,
-            )
-            if not session.closed:  # else nobody would close it
-                self._reads[session.attempt] = array
-        return array
-
-    def _accept(self, session: Session, exposure: Exposure, target: Target) -> Transfer:
-        """Check what came with the answer against the connection. Raises PathFailed."""
-        try:
-            descriptor = decode_descriptor(exposure.descriptor)
-            record = GrantRecord.decode(exposure.grant)
-            record.check_descriptor(descriptor)
-        except DescriptorError as error:
-            raise _decode_error(str(error)) from error
-        if record.length != target.view.nbytes:
-            raise _decode_error(f"{record.length} bytes for a target of {target.view.nbytes}")
-        array = self._reads.get(session.attempt)
-        member: ReadMember | None = array.member(record.index) if array is not None else None
-        if member is None:
-            detail = f"member {record.index} of the array is not connected"
-            raise PathFailed(PathName.RDMA, PathReason.GET_FAILED, detail)
-        differing = member.mismatch(record)
-        if differing:
-            raise _decode_error(f"grant of another connection: {', '.join(differing)}")
-        return member.accept(record)
+    def _forget_lease(self, key: tuple[bytes, LeaseId], lease: LeaseGrants) -> None:
+        if self._leases.get(key) is lease:
+            del self._leases[key]
 
     async def _close(self) -> None:
         cause = OrbitError("the path is closed")
-        arrays, self._reads = list(self._reads.values()), {}
-        ends: list[Awaitable[None]] = [self._sources.close()]
-        ends += [array.close(cause) for array in arrays]
+        ends: list[Awaitable[None]] = [self._sources.close(), *self._requests.close(cause)]
         ends += [close() for close in self._companions]
-        _raise_first(await asyncio.gather(*ends, return_exceptions=True))
+        _raise_first([*await asyncio.gather(*ends, return_exceptions=True), self._unproven])
         try:
             await self.memory.close()
-            await self._bounce.close()
             for device in self._devices:
                 await device.close()
         except (DeviceError, TimeoutError) as error:
             raise Unquiesced("the RDMA path", self.memory.registered_bytes, str(error)) from error
         self._leases.clear()
         self._offload.close()
-
-    def _weakest(self, limit: str) -> int:
-        return min((getattr(d.limits, limit) for d in self._devices), default=0)
-
-
-async def _quiet(future: asyncio.Future[None]) -> None:
-    """Wait for the end, whatever it is."""
-    await asyncio.wait([future])
-
-
-def _decode_error(detail: str) -> PathFailed:
-    return PathFailed(PathName.RDMA, PathReason.DECODE_ERROR, detail)
 
 
 def _raise_first(results: Sequence[object]) -> None:

@@ -1,17 +1,18 @@
-"""The requester's shell: one queue pair of a READ array at the consumer, and the transfers on it.
+"""The requester's shell: one queue pair of a bulk array at the consumer, and the transfers on it.
 
-It runs one `GrantRequester` machine per transfer and carries out its effects: READs, the fenced
-receipt, and the end of the whole queue pair. It takes no decision about a transfer's life and
-knows nothing of where the target's memory came from.
+It runs one `GrantRequester` machine per transfer and carries out its effects: READs or WRITEs, the
+fenced receipt, and the end of the whole queue pair. It takes no decision about a transfer's life
+and knows nothing of where the local memory came from.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 
 from ..errors import BusyError, ClosedError, DeviceError, OrbitError, PathFailed, Unquiesced
-from ..model import PathName, PathReason
+from ..model import Direction, PathName, PathReason
 from ..protocol.binding import BINDING_BYTES, GrantRecord
 from ..protocol.grants import (
     Cancel,
@@ -23,11 +24,11 @@ from ..protocol.grants import (
     GrantTimeouts,
     KillQueuePair,
     Piece,
+    PieceFailed,
+    PiecesCompleted,
     Post,
     PostFailed,
     QueuePairFailed,
-    ReadFailed,
-    ReadsCompleted,
     ReceiptCompleted,
     ReceiptFailed,
     ReleaseTarget,
@@ -45,12 +46,12 @@ from . import records
 from .admission import SendAdmission, Share
 from .counters import PathCounters
 from .device import DeviceContext
+from .grant_ends import GrantEnds
 from .outcomes import settle, take_exception
 from .queue_pair import BulkQueuePair, Posting, QueuePairState, RemoteEnd, completion_error
 from .records import Completion
-from .registration import RegisteredBlock
+from .registration import RegisteredBlock, Segment
 from .retention import Retained
-from .source import GrantEnds
 
 _BINDING_STRIDE = 192
 # Send slots beside the shares: a transfer that is given up before it got a share still returns its
@@ -59,30 +60,59 @@ _SPARE_SLOTS = 2
 _INLINE_BYTES = BINDING_BYTES
 
 
-# A device writes targets whether or not somebody still holds the path: an event loop that ends in
-# the middle must not free what is being written. The last reference goes when the transfer ends.
+# A device reaches memory whether or not somebody still holds the path: an event loop that ends in
+# the middle must not free what is being used. The last reference goes when the transfer ends.
 _in_flight: set[Transfer] = set()
 
 
 class LocalMemory:
-    """Where a transfer writes, and what must stay alive meanwhile."""
+    """What a transfer fills or empties: segments in payload order, and what must stay alive
+    meanwhile.
+    """
 
-    __slots__ = ("address", "keep", "lkey")
+    __slots__ = ("_segments", "_starts", "keep")
 
-    def __init__(self, address: int, lkey: int, keep: object) -> None:
-        self.address = address
-        self.lkey = lkey
+    def __init__(self, segments: Sequence[Segment], keep: object) -> None:
         self.keep = keep
+        self._segments = segments
+        starts, start = [], 0
+        for segment in segments:
+            starts.append(start)
+            start += segment.nbytes
+        self._starts = starts
+
+    @property
+    def borders(self) -> Sequence[int]:
+        """Offsets at which the key changes."""
+        return self._starts[1:]
+
+    def locate(self, offset: int) -> tuple[int, int]:
+        """Address and local key of the byte at `offset`, good until the next border."""
+        index = bisect_right(self._starts, offset) - 1
+        segment = self._segments[index]
+        return segment.address + offset - self._starts[index], segment.lkey
+
+    def cut(self, offset: int, nbytes: int) -> LocalMemory:
+        """A part of it, which keeps alive what the whole does."""
+        parts, end = [], offset + nbytes
+        for start, (address, lkey, size) in zip(self._starts, self._segments, strict=True):
+            low, high = max(offset, start), min(end, start + size)
+            if low < high:
+                parts.append(Segment(address + low - start, lkey, high - low))
+        return LocalMemory(parts, self.keep)
 
 
 class Transfer:
-    """One granted range on its way into local memory.
+    """One granted range on its way into local memory, or out of it.
 
-    `finished` ends when nothing can write the target any more (PathFailed), when every byte is
-    there (None), or with Unquiesced. `ended` comes later: the receipt's completion is accounted.
+    `finished` ends when nothing can reach the local memory any more (PathFailed), when every byte
+    has moved (None), or with Unquiesced. `ended` comes later: the receipt's completion is
+    accounted.
     """
 
-    def __init__(self, member: ReadMember, record: GrantRecord, timeouts: GrantTimeouts) -> None:
+    def __init__(
+        self, member: RequesterMember, record: GrantRecord, timeouts: GrantTimeouts
+    ) -> None:
         self.member = member
         self.record = record
         self.memory: LocalMemory | None = None
@@ -105,13 +135,13 @@ class Transfer:
 
     @property
     def delivered(self) -> bool:
-        """Every byte is there, and nothing failed."""
+        """Every byte has moved, and nothing failed."""
         return self.finished.done() and self.finished.exception() is None
 
     @property
-    def read_s(self) -> float:
-        """From the post of the first READ to the completion of the last."""
-        return self._arrived_at - self._posted_at
+    def moved_between(self) -> tuple[float, float]:
+        """When its first piece was posted, and its last one completed, by time.perf_counter."""
+        return self._posted_at, self._arrived_at
 
     @property
     def startable(self) -> bool:
@@ -119,14 +149,14 @@ class Transfer:
         return self._machine.state is RequesterState.READY
 
     def start(self, memory: LocalMemory, share: Share, progress: Progress | None) -> None:
-        """Begin to read. The share comes back when the transfer has ended."""
+        """Begin. The share comes back when the transfer has ended."""
         self.memory, self.share, self.progress = memory, share, progress
         inflight_bytes = share.inflight_bytes or self.record.length
-        self._machine.planner = self._new_planner(inflight_bytes, share.slots)
+        self._machine.planner = self._new_planner(inflight_bytes, share.slots, memory.borders)
         self.feed(Start())
 
     def cancel(self, cause: str) -> None:
-        """Give up; `finished` still comes only when the target is out of reach."""
+        """Give up; `finished` still comes only when the local memory is out of reach."""
         if not self.ended:
             self.feed(Cancel(cause))
 
@@ -137,16 +167,16 @@ class Transfer:
         """Work requests of this transfer went out, the first of them at that time."""
         self._posted_at = self._posted_at or at
 
-    def read_completed(self, completion: Completion, nbytes: int) -> None:
+    def piece_completed(self, completion: Completion, opcode: str, nbytes: int) -> None:
         if self.ended:
             return
         if completion.status != 0:
             qp_num = self.member.queue_pair.qp_num
-            self.feed(ReadFailed(str(completion_error(completion, qp_num, "read"))))
+            self.feed(PieceFailed(str(completion_error(completion, qp_num, opcode))))
             return
         self._arrived_at = self.member.queue_pair.lane.found_at
-        self.member.counters.read_bytes += nbytes
-        self.feed(ReadsCompleted(1))
+        self.member.count_moved(nbytes)
+        self.feed(PiecesCompleted(1))
         if self.progress is not None:
             self.progress(self._machine.planner.completed_bytes)
 
@@ -154,17 +184,23 @@ class Transfer:
         if self.ended:
             return
         if completion.status == 0:
+            if self._arrived_at:
+                found_at = self.member.queue_pair.lane.found_at
+                self.member.counters.receipt_s += found_at - self._arrived_at
             self.feed(ReceiptCompleted())
         else:
             qp_num = self.member.queue_pair.qp_num
             self.feed(ReceiptFailed(str(completion_error(completion, qp_num, "receipt"))))
 
-    def _new_planner(self, inflight_bytes: int, slots: int) -> RoundPlanner:
+    def _new_planner(
+        self, inflight_bytes: int, slots: int, borders: Sequence[int] = ()
+    ) -> RoundPlanner:
         return RoundPlanner(
             self.record.length,
             piece_bytes=self.member.device.config.piece_bytes,
             inflight_bytes_max=inflight_bytes,
             send_slots=slots,
+            borders=borders,
         )
 
     def _on_timer(self) -> None:
@@ -191,30 +227,34 @@ class Transfer:
                 self.member.abort(OrbitError(cause))
             case Retain(cause):
                 self.member.retain(self, cause)
-                settle(self.finished, Unquiesced("the target", self.record.length, cause))
+                settle(self.finished, Unquiesced("local memory", self.record.length, cause))
             case ReleaseTarget():
                 self.member.retained.remove(self)
 
     def _let_go(self) -> None:
-        """Nothing writes the target any more, so it need not live as long as the receipt's wait."""
+        """Nothing reaches the memory any more: it need not live as long as the receipt's wait."""
         if self.memory is not None:
             self.memory.keep = None
 
 
-class ReadMember:
-    """One queue pair that reads from one source. Made connected by its array; ends by `abort`."""
+class RequesterMember:
+    """One queue pair that reads from one source, or writes to it. Made connected by its array; ends
+    by `abort`.
+    """
 
     def __init__(
         self,
         device: DeviceContext,
+        direction: Direction,
         index: int,
         retained: Retained,
         counters: PathCounters,
         timeouts: GrantTimeouts,
-        on_lost: Callable[[ReadMember], None],
+        on_lost: Callable[[RequesterMember], None],
     ) -> None:
         config = device.config
         self.device = device
+        self.direction = direction
         self.index = index
         self.ends: GrantEnds | None = None  # once connected
         self.queue_pair: BulkQueuePair = device.create_queue_pair(
@@ -290,7 +330,7 @@ class ReadMember:
 
     def post(self, transfer: Transfer, pieces: tuple[Piece, ...], *, receipt: bool) -> None:
         try:
-            postings = [self._read(transfer, piece) for piece in pieces]
+            postings = [self._piece(transfer, piece) for piece in pieces]
             if receipt:
                 postings.append(self._receipt(transfer))
             self.queue_pair.post_send(postings)
@@ -299,7 +339,10 @@ class ReadMember:
                 transfer.feed(PostFailed(str(error)))
             return
         transfer.posted(self.queue_pair.posted_at)
-        self.counters.reads += len(pieces)
+        if self.direction is Direction.READ:
+            self.counters.reads += len(pieces)
+        else:
+            self.counters.writes += len(pieces)
         self.counters.receipts_sent += receipt
 
     def release(self, transfer: Transfer) -> None:
@@ -313,24 +356,29 @@ class ReadMember:
 
     def retain(self, transfer: Transfer, cause: str) -> None:
         now = asyncio.get_running_loop().time()
-        self.retained.add(transfer, f"target on {self}", transfer.record.length, cause, now)
+        what = "target" if self.direction is Direction.READ else "source"
+        self.retained.add(transfer, f"{what} on {self}", transfer.record.length, cause, now)
 
-    def _read(self, transfer: Transfer, piece: Piece) -> Posting:
+    def count_moved(self, nbytes: int) -> None:
+        if self.direction is Direction.READ:
+            self.counters.read_bytes += nbytes
+        else:
+            self.counters.written_bytes += nbytes
+
+    def _piece(self, transfer: Transfer, piece: Piece) -> Posting:
         record, memory = transfer.record, transfer.memory
         if memory is None:
-            raise ClosedError("a transfer without a target")
-
-        def pack(wr_id: int) -> bytes:
-            return records.pack_read(
-                wr_id,
-                memory.address + piece.offset,
-                memory.lkey,
-                piece.nbytes,
-                record.address + piece.offset,
-                record.key,
-            )
-
-        return Posting("read", pack, lambda c: transfer.read_completed(c, piece.nbytes))
+            raise ClosedError("a transfer without local memory")
+        address, lkey = memory.locate(piece.offset)
+        remote = record.address + piece.offset
+        read = self.direction is Direction.READ
+        pack_piece = records.pack_read if read else records.pack_write
+        opcode = "read" if read else "write"
+        return Posting(
+            opcode,
+            lambda wr_id: pack_piece(wr_id, address, lkey, piece.nbytes, remote, record.key),
+            lambda completion: transfer.piece_completed(completion, opcode, piece.nbytes),
+        )
 
     def _receipt(self, transfer: Transfer) -> Posting:
         """The binding leaves inline where the device granted that, else from registered memory."""

@@ -1,4 +1,4 @@
-"""The source's shell: one queue pair of a READ array at the owner, and the grants on it.
+"""The source's shell: one queue pair of a bulk array at the owner, and the grants on it.
 
 It runs one `GrantSource` machine per grant and carries out its effects: binds, receives, window
 frees, and the abort of the whole queue pair. It takes no decision about a grant's life. Receipts
@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import struct
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from operator import attrgetter
 
 from ..errors import BusyError, ClosedError, DeviceError, OrbitError, PathUnavailable, Unquiesced
-from ..model import Direction, LeaseId, PathName
+from ..model import Direction, PathName
 from ..protocol.binding import (
     BINDING_BYTES,
     BindingError,
@@ -55,11 +53,13 @@ from ..transport.timer import DeadlineTimer
 from . import records
 from .counters import PathCounters
 from .device import DeviceContext
+from .grant_ends import GrantEnds, GrantPart
 from .outcomes import settle, take_exception
 from .queue_pair import BulkQueuePair, Posting, QueuePairState, RemoteEnd, completion_error
 from .records import Completion
 from .registration import RegisteredBlock
 from .retention import Retained
+from .status import WR_FLUSH_ERR
 from .windows import FreshWindow, WindowPool
 
 logger = logging.getLogger("orbit.verbs")
@@ -67,57 +67,11 @@ logger = logging.getLogger("orbit.verbs")
 _RECEIVE_STRIDE = 192  # a binding of 141 bytes, on its own cache lines
 
 
-@dataclass(frozen=True, slots=True)
-class GrantEnds:
-    """The fields of a grant record that one connected queue pair fixes, and the epoch's key."""
-
-    source_process: bytes
-    requester_process: bytes
-    source_connection: bytes
-    requester_connection: bytes
-    array: int
-    index: int
-    source_qpn: int
-    requester_qpn: int
-    session_key: bytes
-
-    def mismatch(self, record: GrantRecord) -> tuple[str, ...]:
-        """Fields in which a record is not one of this connection's; empty when it fits."""
-        expected = (*_connection_values(self), int(Direction.READ), 0, 1)
-        found = (*_connection_values(record), *_slice_values(record))
-        if found == expected:
-            return ()
-        names = (*_CONNECTION_FIELDS, *_SLICE_FIELDS)
-        return tuple(n for n, a, b in zip(names, found, expected, strict=True) if a != b)
-
-    def record(
-        self, lease_id: LeaseId, generation: int, address: int, length: int, key: int
-    ) -> GrantRecord:
-        return GrantRecord(
-            source_process=self.source_process,
-            requester_process=self.requester_process,
-            source_connection=self.source_connection,
-            requester_connection=self.requester_connection,
-            request_id=struct.pack(">QQ", lease_id, generation),
-            array=self.array,
-            index=self.index,
-            source_qpn=self.source_qpn,
-            requester_qpn=self.requester_qpn,
-            generation=generation,
-            address=address,
-            length=length,
-            key=key,
-        )
-
-
-_CONNECTION_FIELDS = tuple(f.name for f in fields(GrantEnds) if f.name != "session_key")
-_SLICE_FIELDS = ("direction", "slice_index", "slice_count")
-_connection_values = attrgetter(*_CONNECTION_FIELDS)
-_slice_values = attrgetter(*_SLICE_FIELDS)
-
-
 class SourceGrant:
-    """One grant: its machine, its window, and the futures that its effects settle."""
+    """One grant: its machine, its window, its receive, and the futures that its effects settle.
+
+    Made by `SourceMember.reserve`, which posts nothing; then `begin`, or `SourceMember.forget`.
+    """
 
     def __init__(
         self,
@@ -126,6 +80,7 @@ class SourceGrant:
         window: FreshWindow,
         pinned: PinnedBuffer,
         parent: int,
+        receive: int,
         timeouts: GrantTimeouts,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -134,15 +89,36 @@ class SourceGrant:
         self.window = window
         self.pinned = pinned  # the memory outlives the grant
         self.parent = parent  # native registration that the window is bound in
+        self.receive: int | None = receive  # where its receipt's receive may lie; None once posted
+        self.bind_posted_at = 0.0  # by time.perf_counter
         self.published: asyncio.Future[None] = loop.create_future()
         self.released: asyncio.Future[None] = loop.create_future()
         self._machine = GrantSource(timeouts)
         self._loop = loop
         self._timer = DeadlineTimer(self._on_timer)
+        self._unused: asyncio.Future[None] | None = None
 
     @property
     def ended(self) -> bool:
         return self._machine.ended
+
+    def watch_unused(self) -> asyncio.Future[None]:
+        """Done when nobody uses it any more: it has ended, or its receipt was seen."""
+        if self._unused is None:
+            self._unused = self._loop.create_future()
+            if self.ended or self.receipted:
+                settle(self._unused)
+        return self._unused
+
+    @property
+    def receipted(self) -> bool:
+        """The requester's receipt came. What it wrote before is in place."""
+        return self._machine.receipted
+
+    def begin(self) -> None:
+        """Bind."""
+        self.member.begun(self)
+        self.feed(Bind())
 
     def feed(self, event: SourceInput) -> None:
         self._carry_out(self._machine.step(event, self._loop.time()))
@@ -153,6 +129,8 @@ class SourceGrant:
     def _carry_out(self, effects: list[SourceEffect]) -> None:
         for effect in effects:
             self._apply(effect)
+        if self._unused is not None and (self.ended or self.receipted):
+            settle(self._unused)
         self._timer.arm(self._machine.deadline)
 
     def _apply(self, effect: SourceEffect) -> None:
@@ -199,6 +177,8 @@ class SourceMember:
         self._windows: WindowPool = device.window_pool()
         self._receives: RegisteredBlock | None = None
         self._free_receives: list[int] = []
+        self._reserved = 0  # grants whose bind is not posted yet
+        self.found_dead = False  # a bind met a queue pair that had died, and nobody had noticed
         self._retained = retained
         self._counters = counters
         self._timeouts = timeouts
@@ -221,7 +201,8 @@ class SourceMember:
     @property
     def has_room(self) -> bool:
         """For one more grant: a send slot for its bind and a receive for its receipt."""
-        return self.ready and self.queue_pair.send_free > 0 and bool(self._free_receives)
+        binds = self.queue_pair.send_free - self._reserved
+        return self.ready and binds > 0 and bool(self._free_receives)
 
     async def prepare(self) -> None:
         """Register the receive buffers. Raises DeviceError."""
@@ -234,24 +215,38 @@ class SourceMember:
     async def connect(self, psn: int, remote: RemoteEnd, ends: GrantEnds, timeout_s: float) -> None:
         """Raises DeviceError, DeadlineExceeded."""
         self.ends = ends
-        local = self.device.local_end(psn, remote_read=True)
+        write = ends.direction == Direction.WRITE
+        local = self.device.local_end(psn, remote_read=not write, remote_write=write)
         await self.queue_pair.connect(local, remote, timeout_s)
         self._counters.connects += 1
 
-    def expose(
-        self, lease_id: LeaseId, generation: int, pinned: PinnedBuffer, length: int, parent: int
+    def reserve(
+        self, part: GrantPart, pinned: PinnedBuffer, length: int, parent: int
     ) -> SourceGrant:
-        """Begin a grant over `length` bytes of `pinned`. Raises PathUnavailable."""
+        """A grant over `length` bytes of `pinned` that is not begun. The member has room. Raises
+        PathUnavailable.
+        """
         if self.ends is None:
             raise ClosedError(str(self))
         window = self._windows.take()
-        record = self.ends.record(lease_id, generation, pinned.address, length, window.key)
-        grant = SourceGrant(self, record, window, pinned, parent, self._timeouts)
+        record = self.ends.record(part, pinned.address, length, window.key)
+        receive = self._free_receives.pop()
+        grant = SourceGrant(self, record, window, pinned, parent, receive, self._timeouts)
         self._grants[id(grant)] = grant
         self._by_key[window.key] = grant
-        self._counters.grants += 1
-        grant.feed(Bind())
+        self._reserved += 1
         return grant
+
+    def begun(self, grant: SourceGrant) -> None:
+        """Its bind is posted next."""
+        self._reserved -= 1
+        self._counters.grants += 1
+
+    def forget(self, grant: SourceGrant) -> None:
+        """It will not begin."""
+        self._reserved -= 1
+        self.recycle_window(grant)
+        self.remove(grant)
 
     def poll(self) -> None:
         """Take in what has completed already."""
@@ -276,6 +271,9 @@ class SourceMember:
     # --- effects of the machines ---
 
     def post_bind(self, grant: SourceGrant) -> None:
+        write = grant.record.direction == Direction.WRITE
+        access = records.WINDOW_WRITE if write else records.WINDOW_READ
+
         def pack(wr_id: int) -> bytes:
             return records.pack_bind(
                 wr_id,
@@ -284,18 +282,22 @@ class SourceMember:
                 grant.record.address,
                 grant.record.length,
                 grant.record.key,
-                records.WINDOW_READ,
+                access,
             )
 
         def bound(completion: Completion) -> None:
             if completion.status == 0:
                 # The next bind of this window starts from the key that the object holds.
                 self.device.turn.set_window_key(grant.window.window.native, grant.record.key)
+                self._counters.binds_completed += 1
+                self._counters.bind_s += self.queue_pair.lane.found_at - grant.bind_posted_at
                 grant.feed(BindCompleted())
             else:
+                self.found_dead |= self.ready and completion.status == WR_FLUSH_ERR
                 error = completion_error(completion, self.queue_pair.qp_num, "bind")
                 grant.feed(BindFailed(str(error)))
 
+        grant.bind_posted_at = time.perf_counter()
         try:
             self.queue_pair.post_send([Posting("bind", pack, bound)])
         except (BusyError, ClosedError) as error:
@@ -306,10 +308,10 @@ class SourceMember:
             self._counters.binds += 1
 
     def post_receive(self, grant: SourceGrant) -> None:
-        if self._receives is None or not self._free_receives:
+        if self._receives is None or grant.receive is None:
             grant.feed(ReceiveRefused("no receive buffer is free"))
             return
-        block, offset = self._receives, self._free_receives.pop()
+        block, offset = self._receives, grant.receive
 
         def pack(wr_id: int) -> bytes:
             # Exactly a binding's length: a longer message is a length error and kills the pair.
@@ -326,6 +328,7 @@ class SourceMember:
         except (BusyError, ClosedError, DeviceError) as error:
             grant.feed(ReceiveRefused(str(error)))
         else:
+            grant.receive = None
             grant.feed(ReceivePosted())
 
     def recycle_window(self, grant: SourceGrant) -> None:
@@ -345,6 +348,9 @@ class SourceMember:
         self._grants.pop(id(grant), None)
         self._by_key.pop(grant.record.key, None)
         self._retained.remove(grant)
+        receive, grant.receive = grant.receive, None
+        if receive is not None:
+            self._free_receives.append(receive)
 
     def retain(self, grant: SourceGrant, cause: str) -> None:
         now = asyncio.get_running_loop().time()

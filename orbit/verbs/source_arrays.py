@@ -1,4 +1,4 @@
-"""READ arrays at their source: which queue pairs serve which requester.
+"""Bulk arrays at their source: which queue pairs serve which requester.
 
 Answers `connect_bulk`, keeps the limits, picks the member for a grant and tells the requester when
 one is gone. It knows grants only by their number per queue pair.
@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from ..errors import DeviceError, OrbitError, PathUnavailable, PeerRefused, Unquiesced
-from ..model import Incarnation, PathName, PathReason, PeerIdentity, WorkerId
+from ..model import Direction, Incarnation, PathName, PathReason, PeerIdentity, WorkerId
 from ..protocol.binding import process_id
 from ..protocol.grants import GrantTimeouts
 from ..protocol.messages import (
@@ -24,12 +25,16 @@ from ..protocol.messages import (
 from ..transport.interface import Session
 from .counters import PathCounters
 from .device import DeviceContext
+from .grant_ends import GrantEnds
 from .queue_pair import RemoteEnd
 from .rail_pairs import is_gid, path_mtu
 from .retention import Retained
 from .settings import RdmaPathConfig
-from .source import GrantEnds, SourceMember
+from .source import SourceMember
 
+# The array that a requester builds for each direction. A source that knows READ only must not take
+# the one for WRITEs for the other.
+DEFAULT_ARRAYS: Final[Mapping[Direction, int]] = {Direction.READ: 0, Direction.WRITE: 1}
 MEMBERS_MAX = 16  # of one array; a requester that asks for more is refused
 _QPN_MAX = 0xFF_FFFF
 
@@ -37,9 +42,12 @@ _QPN_MAX = 0xFF_FFFF
 class SourceArray:
     """One requester's array. `attempt` rises with every connect; older ones are refused."""
 
-    def __init__(self, session: Session, array_id: int, device: DeviceContext) -> None:
+    def __init__(
+        self, session: Session, array_id: int, direction: int, device: DeviceContext
+    ) -> None:
         self.session = session
         self.array_id = array_id
+        self.direction = direction
         self.device = device
         self.attempt = 0
         self.members: dict[int, SourceMember] = {}
@@ -84,18 +92,25 @@ class SourceArrays:
         alive = sum(len(array.members) for array in self._arrays.values())
         return alive + len(self._ending)
 
-    def choose(self, session: Session, array_id: int) -> SourceMember:
-        """The least loaded member with room. Raises PathUnavailable."""
+    def choose(
+        self, session: Session, array_id: int, direction: Direction, *, poll: bool = True
+    ) -> SourceMember:
+        """The least loaded member with room. Array 0 means the direction's own. `poll`: look for
+        receipts first, which make room. Raises PathUnavailable.
+        """
+        array_id = array_id or DEFAULT_ARRAYS[direction]
         array = self._arrays.get((session.attempt, array_id))
-        ready = [m for m in array.members.values() if m.ready] if array is not None else []
+        fits = array is not None and array.direction == direction
+        ready = [m for m in array.members.values() if m.ready] if array and fits else []
         if not ready:
             raise PathUnavailable(
                 PathName.RDMA, PathReason.CONNECT_FAILED, f"array {array_id} is not connected"
             )
         if array is not None:
             array.last_used = asyncio.get_running_loop().time()
-        for member in ready:
-            member.poll()  # receipts that have arrived make room
+        if poll:
+            for member in ready:
+                member.poll()
         free = [member for member in ready if member.has_room]
         if not free:
             raise PathUnavailable(
@@ -161,6 +176,8 @@ class SourceArrays:
             raise PeerRefused("bad_request", "a queue-pair number has 24 bits")
         if not is_gid(request.rail.gid) or request.rd_atomic < 1:
             raise PeerRefused("bad_request", "rail or rd_atomic")
+        if request.direction not in (Direction.READ, Direction.WRITE):
+            raise PeerRefused("bad_request", f"direction {request.direction}")
         for device in self._devices:
             if device.rail.gid == request.source_gid:
                 return device
@@ -179,9 +196,10 @@ class SourceArrays:
             count = sum(1 for attempt, _ in self._arrays if attempt == session.attempt)
             if count >= self._config.arrays_per_session_max:
                 raise PeerRefused("busy", f"{count} arrays to one peer")
-            array = self._arrays[key] = SourceArray(session, request.array, device)
-        elif array.device is not device:
-            raise PeerRefused("bad_request", "the array is on another rail")
+            array = SourceArray(session, request.array, request.direction, device)
+            self._arrays[key] = array
+        elif array.device is not device or array.direction != request.direction:
+            raise PeerRefused("bad_request", "the array has another rail or direction")
         return array
 
     async def _replace(self, array: SourceArray, request: ConnectBulkRequest) -> None:
@@ -255,6 +273,7 @@ class SourceArrays:
             members=tuple(mine for mine, _ in built),
             rd_atomic=rd_atomic,
             connection=connection,
+            direction=request.direction,
         )
 
     def _ends(
@@ -266,6 +285,7 @@ class SourceArrays:
         theirs: BulkMember,
     ) -> GrantEnds:
         return GrantEnds(
+            direction=request.direction,
             source_process=local_process(session),
             requester_process=process_id(session.peer),
             source_connection=connection,

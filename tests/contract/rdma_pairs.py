@@ -13,16 +13,17 @@ import pytest
 
 from orbit.config import RdmaPoolConfig
 from orbit.errors import PathFailed
-from orbit.model import LeaseId, PathReason
+from orbit.model import Direction, LeaseId, PathReason
 from orbit.protocol.binding import GrantRecord
 from orbit.protocol.descriptor import Descriptor, encode_descriptor
 from orbit.protocol.messages import Message, RailHint
 from orbit.testing.pattern import pattern
 from orbit.testing.sessions import StubSession
-from orbit.transport.interface import Exposure, Span, Target
+from orbit.transport.interface import Exposure, PinnedBuffer, PullReport, Span, Target
 from orbit.verbs.opening import open_rdma_path
 from orbit.verbs.provider import Provider
 from orbit.verbs.rdma_path import RdmaPath
+from orbit.verbs.requester_arrays import RequesterArray
 from orbit.verbs.scripted import ScriptedDevice, ScriptedFabric, ScriptedProvider
 from orbit.verbs.settings import RdmaPathConfig
 
@@ -35,6 +36,7 @@ QUICK = RdmaPathConfig(
     progress_timeout_s=1.0,
 )
 UNWRITTEN = b"\xa5"
+_AROUND = 4096  # bytes of other data on either side
 
 
 class NotifyingSession(StubSession):
@@ -109,16 +111,10 @@ class Get:
         self.lease = LeaseId(lease)
         self.payload = pattern(nbytes, lease)
         # A page of other data around the span: what a window must not open.
-        self.memory = pair.owner.memory.allocate_nowait(nbytes + 8192)
+        self.memory = pair.owner.memory.allocate_nowait(nbytes + 2 * _AROUND)
         self.memory.view[:] = b"S" * len(self.memory.view)
-        begin = 4096
-        self.memory.view[begin : begin + nbytes] = self.payload
-        pinned = replace(
-            self.memory,
-            view=self.memory.view[begin : begin + nbytes],
-            address=type(self.memory.address)(self.memory.address + begin),
-        )
-        self.span = Span(pinned.view, pinned)
+        self.span = slice_pinned(self.memory, _AROUND, nbytes)
+        self.span.view[:] = self.payload
         self.buffer = bytearray(UNWRITTEN * (nbytes + room))
         self.target = Target(memoryview(self.buffer))
 
@@ -148,6 +144,71 @@ class Get:
             await self.pull(exposure)
         assert caught.value.reason == reason, caught.value
         return caught.value
+
+
+class Put:
+    """One payload on its way to the owner: a destination between other data there, and the bytes
+    at the consumer.
+    """
+
+    def __init__(self, pair: PathPair, nbytes: int, lease: int = 1, *, more: int = 0) -> None:
+        self.pair = pair
+        self.lease = LeaseId(lease)
+        self.payload = pattern(nbytes + more, lease)
+        self.memory = pair.owner.memory.allocate_nowait(nbytes + 2 * _AROUND)
+        self.memory.view[:] = UNWRITTEN * len(self.memory.view)
+        self.span = slice_pinned(self.memory, _AROUND, nbytes)
+        self.source = Span(memoryview(self.payload))
+
+    @property
+    def landed(self) -> bytes:
+        """What the destination holds; the data around it must be as it was."""
+        view, end = self.memory.view, _AROUND + self.span.view.nbytes
+        assert bytes(view[:_AROUND]) == UNWRITTEN * _AROUND, "written before the destination"
+        assert bytes(view[end:]) == UNWRITTEN * _AROUND, "written behind the destination"
+        return bytes(self.span.view)
+
+    @property
+    def untouched(self) -> bool:
+        return self.landed == UNWRITTEN * self.span.view.nbytes
+
+    async def expose(self) -> Exposure:
+        session = self.pair.owner_session
+        return await self.pair.owner.expose(
+            session, self.span, self.lease, direction=Direction.WRITE
+        )
+
+    async def push(self, exposure: Exposure) -> PullReport:
+        session = self.pair.consumer_session
+        return await self.pair.consumer.push(session, exposure, self.lease, self.source)
+
+    async def retract(self, *, transferred: bool = True) -> None:
+        session = self.pair.owner_session
+        await self.pair.owner.retract(session, self.lease, transferred=transferred)
+
+    async def run(self) -> None:
+        await self.push(await self.expose())
+        await self.retract()
+        assert self.landed == self.payload
+        self.pair.owner.memory.free(self.memory)
+
+    async def fails(self, exposure: Exposure, reason: PathReason) -> PathFailed:
+        with pytest.raises(PathFailed) as caught:
+            await self.push(exposure)
+        assert caught.value.reason == reason, caught.value
+        return caught.value
+
+
+def array_of(pair: PathPair, direction: Direction) -> RequesterArray:
+    """The consumer's queue pairs of that direction."""
+    return pair.consumer._requests.array(pair.consumer_session, direction)
+
+
+def slice_pinned(buffer: PinnedBuffer, begin: int, nbytes: int) -> Span:
+    """A span of a part of it."""
+    address = type(buffer.address)(buffer.address + begin)
+    part = replace(buffer, view=buffer.view[begin : begin + nbytes], address=address)
+    return Span(part.view, part)
 
 
 def forge(exposure: Exposure, **changes: int) -> Exposure:
@@ -199,11 +260,18 @@ def join(
 
 @contextlib.asynccontextmanager
 async def rdma_pair(
-    *, rxe: bool = False, config: RdmaPathConfig = QUICK, pinned_targets: bool = True
+    *,
+    rxe: bool = False,
+    config: RdmaPathConfig = QUICK,
+    pinned_targets: bool = True,
+    message_bytes_max: int = 0,
 ) -> AsyncIterator[ScriptedPair]:
     """Opened and closed in order; afterwards the fake must have seen no misuse and hold nothing."""
     fabric = ScriptedFabric(rxe=rxe)
     a, b = fabric.add_device("fake_a"), fabric.add_device("fake_b")
+    if message_bytes_max:
+        for device in (a, b):
+            device.set_message_bytes_max(message_bytes_max)
     owner = await open_scripted(fabric, "fake_a", config)
     consumer = await open_scripted(fabric, "fake_b", config)
     assert await owner.memory.ensure() is PathReason.OK

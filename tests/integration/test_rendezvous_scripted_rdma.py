@@ -148,7 +148,7 @@ def test_a_cancelled_read_and_the_next_one(run_async: Run) -> None:
     async def main() -> None:
         async with two_hosts() as (_, owner, consumer):
             payload = pattern(4 * MIB)
-            api = consumer.node.rendezvous
+            api = consumer.node.rendezvous.consumer
             handle = await owner.node.rendezvous.owner.register_data_pinned(payload, RETAIN)
             for delay in (0.0, 0.002, 0.005, 0.02):
                 dest = bytearray(len(payload))
@@ -237,7 +237,7 @@ def test_both_roles_share_one_session(run_async: Run) -> None:
             ]
 
             async def fetch(host: Host, number: int) -> None:
-                api = host.node.rendezvous
+                api = host.node.rendezvous.consumer
                 data, lease = await api.get(handles[number], transport="rdma", timeout=5.0)
                 assert data == payload
                 assert lease.path is PathName.RDMA

@@ -17,7 +17,7 @@ import pytest
 
 from orbit.config import RdmaPoolConfig
 from orbit.errors import PathUnavailable
-from orbit.model import LeaseId, PathReason
+from orbit.model import Direction, LeaseId, PathReason
 from orbit.protocol.binding import GrantRecord
 from orbit.protocol.descriptor import decode_descriptor
 from orbit.protocol.messages import RailHint
@@ -30,9 +30,9 @@ from orbit.verbs.queue_pair import Posting
 from orbit.verbs.rail_choice import Pins, choose_rails
 from orbit.verbs.records import Completion
 from orbit.verbs.registration import RegisteredBlock
-from orbit.verbs.requester import ReadMember
+from orbit.verbs.requester import RequesterMember
 from orbit.verbs.settings import RdmaPathConfig
-from tests.contract.rdma_pairs import Get, PathPair, counts, forge, join, open_path
+from tests.contract.rdma_pairs import Get, PathPair, array_of, counts, forge, join, open_path
 
 # An emulated processor may stand still for a while; these bounds are for hangs alone.
 DEVICE = RdmaPathConfig(
@@ -167,13 +167,13 @@ def test_a_read_key_does_not_write() -> None:
     run(scenario)
 
 
-def member_of(pair: PathPair, record: GrantRecord) -> ReadMember:
-    member = pair.consumer._reads[pair.consumer_session.attempt].member(record.index)
+def member_of(pair: PathPair, record: GrantRecord) -> RequesterMember:
+    member = array_of(pair, Direction.READ).member(record.index)
     assert member is not None
     return member
 
 
-async def complete(member: ReadMember, pack: Callable[[int], bytes]) -> Completion:
+async def complete(member: RequesterMember, pack: Callable[[int], bytes]) -> Completion:
     done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
     member.queue_pair.post_send([Posting("test", pack, done.set_result)])
     return await asyncio.wait_for(done, 30)

@@ -1,10 +1,12 @@
-"""The requester's side of one grant: READs in rounds, one receipt, and an end that proves the
-target untouched.
+"""The requester's side of one grant: READs or WRITEs in rounds, one receipt, and an end that proves
+the local memory out of reach.
 
-The receipt (fenced SEND_WITH_INV) rides with the last READ and is posted at most once, whatever
-happens later. A pull that is given up stops posting and hands the grant back by its receipt, so
-that the queue pair lives on for its siblings; only what cannot end in time kills the queue pair. It
-knows no device: `verbs/requester.py` carries out the effects.
+Both directions live the same life: a READ fills local memory, a WRITE empties it, and either is
+called a piece here. The receipt (fenced SEND_WITH_INV) rides with the last piece and is posted at
+most once, whatever happens later; nothing is ever posted again. A transfer that is given up stops
+posting and hands the grant back by its receipt, so that the queue pair lives on for its siblings;
+only what cannot end in time kills the queue pair. It knows no device: `verbs/requester.py` carries
+out the effects.
 """
 
 from __future__ import annotations
@@ -29,15 +31,15 @@ from .rounds import Piece, RoundPlanner
 
 class RequesterState(StrEnum):
     READY = "ready"  # the grant is here, nothing is posted
-    READING = "reading"  # READs in flight, more to post
-    CLOSING = "closing"  # the last READs and the receipt are posted
-    SETTLING = "settling"  # every byte has arrived; the receipt's completion is missing
-    STOPPING = "stopping"  # given up: READs in flight, no receipt yet
-    RETURNING = "returning"  # given up: no READ in flight, receipt posted
+    MOVING = "moving"  # pieces in flight, more to post
+    CLOSING = "closing"  # the last pieces and the receipt are posted
+    SETTLING = "settling"  # every piece has succeeded; the receipt's completion is missing
+    STOPPING = "stopping"  # given up: pieces in flight, no receipt yet
+    RETURNING = "returning"  # given up: no piece in flight, receipt posted
     KILLING = "killing"  # waiting for the queue pair to be drained
-    UNQUIESCED = "unquiesced"  # no proof; the target is retained
+    UNQUIESCED = "unquiesced"  # no proof; the local memory is retained
     FINISHED = "finished"  # the end: payload delivered
-    FAILED = "failed"  # the end: no payload, and nothing can write the target
+    FAILED = "failed"  # the end: payload not delivered, and the local memory out of reach
 
 
 # --- inputs (beside those of happenings) ----------------------------------------------------------
@@ -45,26 +47,26 @@ class RequesterState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The target is ready: begin to read."""
+    """The local memory is ready: begin to move."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Give up. Before Start it hands an unused grant back (no room for a target, for example)."""
+    """Give up. Before Start it hands an unused grant back (no room for a bounce, for example)."""
 
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
-class ReadsCompleted:
-    """The oldest `count` READs in flight have succeeded."""
+class PiecesCompleted:
+    """The oldest `count` pieces in flight have succeeded."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
-class ReadFailed:
-    """A READ completed in error; the queue pair is dead."""
+class PieceFailed:
+    """A piece completed in error; the queue pair is dead."""
 
     cause: str
 
@@ -91,8 +93,8 @@ class ReceiptFailed:
 RequesterInput = (
     Start
     | Cancel
-    | ReadsCompleted
-    | ReadFailed
+    | PiecesCompleted
+    | PieceFailed
     | PostFailed
     | ReceiptCompleted
     | ReceiptFailed
@@ -109,7 +111,7 @@ RequesterInput = (
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Post these READs in order and, with `receipt`, the fenced SEND_WITH_INV behind them, as
+    """Post these pieces in order and, with `receipt`, the fenced SEND_WITH_INV behind them, as
     one chain.
     """
 
@@ -119,15 +121,16 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Every byte is in the target: `pull` may return. The receipt's completion is still to be
-    accounted.
+    """Every piece has succeeded: `pull` or `push` may return. The receipt's completion is still to
+    be accounted.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Nothing can write the target any more: `pull` may raise. `returned`: the receipt was
-    delivered, so the lease's end may say transferred.
+    """Nothing can reach the local memory any more: `pull` or `push` may raise. `returned`: the
+    receipt was delivered, so the queue pair need not die. Of a READ the lease's end may then say
+    transferred; of a WRITE it may not, since bytes are missing.
     """
 
     cause: str
@@ -136,7 +139,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseTarget:
-    """The proof that was missing at `Retain` has come: the target may be freed."""
+    """The proof that was missing at `Retain` has come: the local memory may be freed."""
 
 
 RequesterEffect = Post | Complete | Fail | KillQueuePair | Retain | ReleaseTarget
@@ -155,28 +158,28 @@ def _absorbing(state: RequesterState, *kinds: type) -> dict[type, frozenset[Requ
 
 
 _LATE = (ReceiptCompleted, ReceiptFailed, QueuePairFailed, Drained, DrainUnproven, Cancel)
-_ANY_COMPLETION = (ReadsCompleted, ReadFailed, PostFailed, ReceiptCompleted, ReceiptFailed)
+_ANY_COMPLETION = (PiecesCompleted, PieceFailed, PostFailed, ReceiptCompleted, ReceiptFailed)
 
 REQUESTER_TABLE: Table[RequesterState] = {
     _R.READY: {
-        Start: _to(_R.READING, _R.CLOSING),
+        Start: _to(_R.MOVING, _R.CLOSING),
         Cancel: _to(_R.RETURNING),
         QueuePairFailed: _to(_R.FAILED),
         SessionClosed: _to(_R.FAILED),
     },
-    _R.READING: {
-        ReadsCompleted: _to(_R.READING, _R.CLOSING),
+    _R.MOVING: {
+        PiecesCompleted: _to(_R.MOVING, _R.CLOSING),
         Cancel: _to(_R.STOPPING),
-        ReadFailed: _KILL,
+        PieceFailed: _KILL,
         PostFailed: _KILL,
         QueuePairFailed: _KILL,
         SessionClosed: _KILL,
         TimedOut: _KILL,
     },
     _R.CLOSING: {
-        ReadsCompleted: _to(_R.CLOSING, _R.SETTLING),
+        PiecesCompleted: _to(_R.CLOSING, _R.SETTLING),
         Cancel: _to(_R.CLOSING),
-        ReadFailed: _KILL,
+        PieceFailed: _KILL,
         PostFailed: _KILL,
         ReceiptFailed: _KILL,
         QueuePairFailed: _KILL,
@@ -192,9 +195,9 @@ REQUESTER_TABLE: Table[RequesterState] = {
         Cancel: _to(_R.SETTLING),
     },
     _R.STOPPING: {
-        ReadsCompleted: _to(_R.STOPPING, _R.RETURNING),
+        PiecesCompleted: _to(_R.STOPPING, _R.RETURNING),
         Cancel: _to(_R.STOPPING),
-        ReadFailed: _KILL,
+        PieceFailed: _KILL,
         PostFailed: _KILL,
         QueuePairFailed: _KILL,
         SessionClosed: _KILL,
@@ -258,11 +261,11 @@ class GrantRequester(TableMachine[RequesterState, RequesterInput, RequesterEffec
         match event:
             case Start():
                 return self._advance()
-            case ReadsCompleted(count) if state in (_R.READING, _R.CLOSING, _R.STOPPING):
+            case PiecesCompleted(count) if state in (_R.MOVING, _R.CLOSING, _R.STOPPING):
                 return self._completed(count, now)
-            case Cancel(cause) if state in (_R.READY, _R.READING):
+            case Cancel(cause) if state in (_R.READY, _R.MOVING):
                 self.cause = cause
-                if state is _R.READING:
+                if state is _R.MOVING:
                     return _R.STOPPING, []
                 return _R.RETURNING, [self._post((), receipt=True)]
             case _ if state is _R.SETTLING:
@@ -281,29 +284,29 @@ class GrantRequester(TableMachine[RequesterState, RequesterInput, RequesterEffec
                 return _R.UNQUIESCED, [Retain(cause)]
             case TimedOut() if state is _R.KILLING:
                 return _R.UNQUIESCED, [Retain("queue pair not drained within its deadline")]
-            case _ if state in (_R.READING, _R.CLOSING, _R.STOPPING):
+            case _ if state in (_R.MOVING, _R.CLOSING, _R.STOPPING):
                 return self._kill(event)
             case _:
                 return state, []  # late news in an ending or ended grant
 
     def _advance(self) -> _Step:
-        """Post what fits; the receipt rides with the last READ."""
+        """Post what fits; the receipt rides with the last piece."""
         pieces = self.planner.next_round()
         if self.planner.all_posted:
             return _R.CLOSING, [self._post(pieces, receipt=True)]
-        return _R.READING, [self._post(pieces, receipt=False)] if pieces else []
+        return _R.MOVING, [self._post(pieces, receipt=False)] if pieces else []
 
     def _completed(self, count: int, now: float) -> _Step:
         self.planner.complete(count)
         match self.state:
-            case _R.READING:
+            case _R.MOVING:
                 self.deadline = now + self._timeouts.progress_s
                 return self._advance()
             case _R.CLOSING:
                 self.deadline = now + self._timeouts.progress_s
                 return (_R.SETTLING, [Complete()]) if self.planner.finished else (_R.CLOSING, [])
             case _:
-                if self.planner.reads_in_flight:
+                if self.planner.pieces_in_flight:
                     return _R.STOPPING, []
                 return _R.RETURNING, [self._post((), receipt=True)]
 
@@ -318,7 +321,7 @@ class GrantRequester(TableMachine[RequesterState, RequesterInput, RequesterEffec
                 return _R.FINISHED, [KillQueuePair(_cause(self.state, event))]
 
     def _returned(self, event: RequesterInput) -> _Step:
-        """No READ is in flight, so the target is safe whatever becomes of the receipt."""
+        """No piece is in flight, so the memory is safe whatever becomes of the receipt."""
         match event:
             case Cancel():
                 return _R.RETURNING, []
@@ -346,7 +349,7 @@ class GrantRequester(TableMachine[RequesterState, RequesterInput, RequesterEffec
 
     def _entered(self, now: float) -> None:
         waits = {
-            _R.READING: self._timeouts.progress_s,
+            _R.MOVING: self._timeouts.progress_s,
             _R.CLOSING: self._timeouts.progress_s,
             _R.SETTLING: self._timeouts.receipt_s,
             _R.STOPPING: self._timeouts.cancel_s,
@@ -359,11 +362,11 @@ class GrantRequester(TableMachine[RequesterState, RequesterInput, RequesterEffec
 
 def _cause(state: RequesterState, event: RequesterInput) -> str:
     match event:
-        case ReadFailed(cause) | PostFailed(cause) | ReceiptFailed(cause) | QueuePairFailed(cause):
+        case PieceFailed(cause) | PostFailed(cause) | ReceiptFailed(cause) | QueuePairFailed(cause):
             return cause
         case SessionClosed():
             return "the epoch is over"
-        case _ if state in (RequesterState.READING, RequesterState.CLOSING):
+        case _ if state in (RequesterState.MOVING, RequesterState.CLOSING):
             return "no progress within the deadline"
         case _:
             return f"{state} timed out"

@@ -5,7 +5,8 @@ It decides when a window may be rebound, when it may only be freed, and when the
 free for reuse. It knows no device: `verbs/source.py` carries out the effects. After the receipt the
 window is unbound and fresh for the next bind; without it the window is only ever freed, after the
 queue pair is in the error state and drained, so no key is invalidated twice and no key that a peer
-may still send is invalidated here.
+may still send is invalidated here. Both directions live the same life. Of a WRITE the receipt also
+proves that the bytes are in place, since it follows them on their queue pair.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class SourceState(StrEnum):
     NEW = "new"
     BINDING = "binding"  # bind posted, completion awaited
     BOUND = "bound"  # receive for the receipt not posted yet, key not published
-    PUBLISHED = "published"  # the requester may read
+    PUBLISHED = "published"  # the requester may use it
     RECEIPTED = "receipted"  # window unbound by the receipt; DONE is missing
     AWAITING_RECEIPT = "awaiting_receipt"  # DONE seen; the receipt is missing
     ABORTING = "aborting"  # waiting for the queue pair to be drained
@@ -283,6 +284,7 @@ class GrantSource(TableMachine[SourceState, SourceInput, SourceEffect]):
     def __init__(self, timeouts: GrantTimeouts | None = None) -> None:
         super().__init__(SOURCE_TABLE, SourceState.NEW)
         self._timeouts = timeouts or GrantTimeouts()
+        self.receipted = False  # the matching receipt was seen, and it stays so
 
     @property
     def ended(self) -> bool:
@@ -312,10 +314,8 @@ class GrantSource(TableMachine[SourceState, SourceInput, SourceEffect]):
                 return _S.BOUND, [PostReceive()]
             case ReceivePosted():
                 return _S.PUBLISHED, [Publish()]
-            case Receipt(matches=True) if state is _S.PUBLISHED:
-                return _S.RECEIPTED, [RecycleWindow()]
-            case Receipt(matches=True) if state is _S.AWAITING_RECEIPT:
-                return _S.REUSABLE, [RecycleWindow(), ReleaseMemory()]
+            case Receipt(matches=True) if state in (_S.PUBLISHED, _S.AWAITING_RECEIPT):
+                return self._receipt()
             case Done(transferred=True) if state is _S.PUBLISHED:
                 return _S.AWAITING_RECEIPT, []
             case Done() | SessionClosed() if state is _S.RECEIPTED:
@@ -337,6 +337,13 @@ class GrantSource(TableMachine[SourceState, SourceInput, SourceEffect]):
                 return self._abort(event)
             case _:
                 return state, []  # late news in an ending or ended grant
+
+    def _receipt(self) -> _Step:
+        """The end of all authority; of the memory's use as well, when DONE came first."""
+        self.receipted = True
+        if self.state is _S.PUBLISHED:
+            return _S.RECEIPTED, [RecycleWindow()]
+        return _S.REUSABLE, [RecycleWindow(), ReleaseMemory()]
 
     def _abort(self, event: SourceInput) -> _Step:
         cause = _cause(self.state, event)

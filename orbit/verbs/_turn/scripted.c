@@ -128,6 +128,7 @@ uint64_t fake_device_new(uint64_t address, int *error)
     device = fake_make(fabric, KIND_DEVICE, sizeof *device);
     device->object.device = device;
     device->active = device->windows = true;
+    device->message_max = 1 << 30;
     device->next_key_index = 1;
     device->keys = calloc(KEY_INDICES, sizeof *device->keys);
     if (!device->keys)

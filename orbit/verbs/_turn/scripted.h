@@ -96,6 +96,8 @@ int fake_device_release(uint64_t device);
 int fake_device_release_at(uint64_t device, uint32_t step, uint32_t skip);
 /* A limit that is armed while fewer receives are left raises its event now, not at the next receive. */
 int fake_device_set_limit_at_arm(uint64_t device, uint32_t at_arm);
+/* The longest message. Without a call: 1 GiB. By the specification a longer one fails; rxe sends it. */
+int fake_device_set_message_max(uint64_t device, uint64_t bytes);
 /* Raise an event: about an object, or about a port (of every context) when `about` is a device. */
 int fake_raise_event(uint64_t about, uint32_t kind, uint32_t port);
 int fake_device_counters(uint64_t device, struct fake_counters *out);

@@ -11,7 +11,6 @@
 
 enum { BLOCKED = UINT32_MAX, AWAIT = UINT32_MAX - 1 };
 enum { FLAG_GRH = 1, FLAG_WITH_INV = 8, FLAG_WITH_INV_RXE = 4 };
-enum { MESSAGE_BYTES_MAX = 1 << 30 };
 
 static const uint8_t wc_opcode[] = {
     [TURN_SEND] = 0, [TURN_SEND_WITH_INV] = 0, [TURN_READ] = 2, [TURN_WRITE] = 1, [TURN_BIND_WINDOW] = 5, [TURN_LOCAL_INV] = 6,
@@ -331,7 +330,7 @@ static uint32_t execute(struct qp *qp, struct wqe *wqe)
         return invalidate(qp, wr->rkey) ? WC_SUCCESS : rxe ? WC_LOC_QP_OP_ERR : WC_MW_BIND_ERR;
     if (!qp->object.device->active)
         return rxe ? WC_LOC_QP_OP_ERR : WC_RETRY_EXC_ERR;
-    if (!rxe && wr->length > MESSAGE_BYTES_MAX)
+    if (!rxe && wr->length > qp->object.device->message_max)
         return WC_LOC_LEN_ERR;
     peer = fake_peer_of(qp);
     if (!peer) /* retry count 7 is for ever on rxe */

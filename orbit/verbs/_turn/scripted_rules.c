@@ -71,6 +71,16 @@ int fake_device_set_rtr_delay(uint64_t address, uint32_t microseconds)
     return 0;
 }
 
+int fake_device_set_message_max(uint64_t address, uint64_t bytes)
+{
+    struct device *device = live(address, KIND_DEVICE);
+
+    if (!device)
+        return -EBADF;
+    device->message_max = bytes;
+    return 0;
+}
+
 int fake_device_add_rule(uint64_t address, const struct fake_rule *rule)
 {
     struct device *device = live(address, KIND_DEVICE);

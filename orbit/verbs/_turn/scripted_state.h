@@ -97,6 +97,7 @@ struct device {
     uint8_t gids[GID_ENTRIES][16];
     bool active, windows, limit_at_arm;
     uint32_t rtr_delay_us;
+    uint64_t message_max; /* bytes */
     uint32_t release_step, release_skip;
     struct rule rules[RULES_MAX];
     uint32_t rule_count;

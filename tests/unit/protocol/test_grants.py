@@ -22,11 +22,11 @@ from orbit.protocol.grants import (
     GrantTimeouts,
     KillQueuePair,
     Piece,
+    PieceFailed,
+    PiecesCompleted,
     Post,
     PostFailed,
     QueuePairFailed,
-    ReadFailed,
-    ReadsCompleted,
     Receipt,
     ReceiptCompleted,
     ReceivePosted,
@@ -85,6 +85,22 @@ def test_a_lease_that_ends_after_its_receipt_touches_no_queue_pair(end: object) 
     assert grant.step(end, 0) == [ReleaseMemory()]  # type: ignore[arg-type]
 
 
+def test_the_receipt_alone_counts_as_the_receipt() -> None:
+    """Of a WRITE it is what proves that the bytes are in place."""
+    grant = published()
+    grant.step(Done(transferred=True), 0)
+    assert not grant.receipted
+    grant.step(Receipt(matches=True), 0)
+    assert grant.receipted
+    foreign = published()
+    foreign.step(Receipt(matches=False), 0)
+    assert not foreign.receipted
+    late = published()
+    late.step(QueuePairFailed("gone"), 0)
+    late.step(Receipt(matches=True), 0)  # flushed, or from before: it proves nothing any more
+    assert not late.receipted
+
+
 def test_done_without_receipt_kills_the_queue_pair_at_the_deadline() -> None:
     grant = published()
     grant.step(Done(transferred=True), 0)
@@ -137,8 +153,8 @@ def test_what_cannot_be_proven_is_retained_until_the_proof_comes(proof: str) -> 
 def test_the_receipt_rides_with_the_last_read() -> None:
     pull = requester(total=3, slots=3)
     assert pull.step(Start(), 0) == [Post((Piece(0, 1), Piece(1, 1)), receipt=False)]
-    assert pull.step(ReadsCompleted(1), 0) == [Post((Piece(2, 1),), receipt=True)]
-    assert pull.step(ReadsCompleted(2), 0) == [Complete()]
+    assert pull.step(PiecesCompleted(1), 0) == [Post((Piece(2, 1),), receipt=True)]
+    assert pull.step(PiecesCompleted(2), 0) == [Complete()]
     assert pull.step(ReceiptCompleted(), 0) == []
     assert pull.ended
 
@@ -147,7 +163,7 @@ def test_progress_moves_the_deadline_and_only_progress_does() -> None:
     pull = requester(slots=2)
     pull.step(Start(), 0)
     assert pull.deadline == 3
-    pull.step(ReadsCompleted(1), 2)
+    pull.step(PiecesCompleted(1), 2)
     assert pull.deadline == 5
     (kill,) = pull.on_deadline(5)
     assert kill == KillQueuePair("no progress within the deadline")
@@ -157,7 +173,7 @@ def test_cancel_hands_the_grant_back_and_spares_the_queue_pair() -> None:
     pull = requester(slots=2)
     pull.step(Start(), 0)
     assert pull.step(Cancel("why"), 0) == []
-    assert pull.step(ReadsCompleted(1), 0) == [Post((), receipt=True)]
+    assert pull.step(PiecesCompleted(1), 0) == [Post((), receipt=True)]
     assert pull.step(ReceiptCompleted(), 0) == [Fail("why", returned=True)]
 
 
@@ -171,7 +187,7 @@ def test_cancel_that_does_not_end_in_time_kills_the_queue_pair() -> None:
     pull = requester(slots=5)
     pull.step(Start(), 0)
     pull.step(Cancel("why"), 0)  # everything was posted: it ends by itself
-    assert pull.step(ReadsCompleted(4), 0) == [Complete()]
+    assert pull.step(PiecesCompleted(4), 0) == [Complete()]
     slow = requester(slots=2)
     slow.step(Start(), 0)
     slow.step(Cancel("why"), 0)
@@ -182,7 +198,7 @@ def test_cancel_that_does_not_end_in_time_kills_the_queue_pair() -> None:
 def test_a_failed_read_raises_only_after_the_drain() -> None:
     pull = requester()
     pull.step(Start(), 0)
-    assert pull.step(ReadFailed("access"), 0) == [KillQueuePair("access")]
+    assert pull.step(PieceFailed("access"), 0) == [KillQueuePair("access")]
     assert pull.step(QueuePairFailed("access"), 0) == []
     assert pull.step(Drained(), 0) == [Fail("access", returned=False)]
 
@@ -191,7 +207,7 @@ def test_a_flushed_sibling_fails_with_the_queue_pairs_cause() -> None:
     pull = requester()
     pull.step(Start(), 0)
     pull.step(QueuePairFailed("access error of another get"), 0)
-    pull.step(ReadFailed("flushed"), 0)
+    pull.step(PieceFailed("flushed"), 0)
     assert pull.step(Drained(), 0) == [Fail("access error of another get", returned=False)]
 
 
@@ -207,8 +223,8 @@ def test_more_completions_than_reads_is_a_bug_that_changes_nothing() -> None:
     pull = requester(slots=2)
     pull.step(Start(), 0)
     with pytest.raises(InternalError):
-        pull.step(ReadsCompleted(2), 0)
-    assert pull.planner.reads_in_flight == 1
+        pull.step(PiecesCompleted(2), 0)
+    assert pull.planner.pieces_in_flight == 1
 
 
 # --- rounds ---------------------------------------------------------------------------------------
@@ -219,21 +235,29 @@ def test_more_completions_than_reads_is_a_bug_that_changes_nothing() -> None:
     piece=st.integers(1, 300),
     inflight=st.integers(1, 900),
     slots=st.integers(2, 9),
+    borders=st.sets(st.integers(1, 900)),
     data=st.data(),
 )
 def test_rounds_cover_the_range_exactly_within_their_bounds(
-    total: int, piece: int, inflight: int, slots: int, data: st.DataObject
+    total: int, piece: int, inflight: int, slots: int, borders: set[int], data: st.DataObject
 ) -> None:
-    planner = RoundPlanner(total, piece_bytes=piece, inflight_bytes_max=inflight, send_slots=slots)
+    planner = RoundPlanner(
+        total,
+        piece_bytes=piece,
+        inflight_bytes_max=inflight,
+        send_slots=slots,
+        borders=sorted(borders),
+    )
     covered = 0
     while not planner.finished:
         for part in planner.next_round():
             assert part.offset == covered
             assert 0 < part.nbytes <= piece
+            assert not any(covered < border < covered + part.nbytes for border in borders)
             covered += part.nbytes
         assert planner.inflight_bytes <= inflight
-        assert 0 < planner.reads_in_flight <= slots - 1
-        planner.complete(data.draw(st.integers(1, planner.reads_in_flight)))
+        assert 0 < planner.pieces_in_flight <= slots - 1
+        planner.complete(data.draw(st.integers(1, planner.pieces_in_flight)))
     assert covered == total
     assert planner.all_posted
     assert planner.next_round() == ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from orbit.model import Direction
 from orbit.protocol.grants import (
     Complete,
     Done,
@@ -12,7 +13,7 @@ from orbit.protocol.grants import (
     GrantRequester,
     GrantSource,
     KillQueuePair,
-    ReadsCompleted,
+    PiecesCompleted,
     Receipt,
     RecycleWindow,
     ReleaseMemory,
@@ -30,18 +31,24 @@ from orbit.testing.grant_world import GrantWorld
 from orbit.testing.search import Violation
 
 
+@pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("faults", [0, 1, 2])
-def test_every_order_of_one_grant_keeps_the_rules(faults: int) -> None:
-    counts = explore(GrantWorld(grants=1, faults=faults, reads=2))
+def test_every_order_of_one_grant_keeps_the_rules(faults: int, direction: Direction) -> None:
+    counts = explore(GrantWorld(grants=1, faults=faults, pieces=2, direction=direction))
     assert counts["final"] > 0
 
 
-def test_without_faults_everything_is_released_and_both_queue_pairs_live() -> None:
-    world = GrantWorld(grants=1, faults=0, reads=2)
+@pytest.mark.parametrize("direction", Direction)
+def test_without_faults_everything_is_released_and_both_queue_pairs_live(
+    direction: Direction,
+) -> None:
+    world = GrantWorld(grants=1, faults=0, pieces=2, direction=direction)
     while moves := moves_of(world):
         world = world.after(moves[-1][1])
     (grant,) = world.grants
     assert grant.outcome == "complete"
+    assert grant.source.receipted
+    assert grant.pieces_served == 2
     assert not grant.memory_held
     assert grant.window == "pooled"
     assert world.source_qp.serving
@@ -111,8 +118,18 @@ class RaisesBeforeTheDrain(GrantRequester):
 class PostsTheReceiptTwice(GrantRequester):
     def _react(self, event: RequesterInput, now: float) -> RequesterStep:
         state, effects = super()._react(event, now)
-        if isinstance(event, ReadsCompleted) and state is RequesterState.SETTLING:
+        if isinstance(event, PiecesCompleted) and state is RequesterState.SETTLING:
             effects = [grant_world.Post((), receipt=True), *effects]
+        return state, effects
+
+
+class CallsAReturnedGrantWhole(GrantRequester):
+    """Hands an unfinished grant back and reports success."""
+
+    def _react(self, event: RequesterInput, now: float) -> RequesterStep:
+        state, effects = super()._react(event, now)
+        if state is RequesterState.FAILED and self.state is RequesterState.RETURNING:
+            effects = [Complete() if isinstance(e, Fail) else e for e in effects]
         return state, effects
 
 
@@ -127,21 +144,37 @@ REQUESTER_MISTAKES = [
     (CompletesEarly, "bytes missing"),
     (RaisesBeforeTheDrain, "target"),
     (PostsTheReceiptTwice, "not bound"),
+    (CallsAReturnedGrantWhole, "bytes missing"),
 ]
 
 
+@pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize(("mistake", "rule"), SOURCE_MISTAKES)
-def test_a_mistake_at_the_source_is_found(mistake: type[GrantSource], rule: str) -> None:
-    world = GrantWorld(grants=1, faults=2, reads=2)
+def test_a_mistake_at_the_source_is_found(
+    mistake: type[GrantSource], rule: str, direction: Direction
+) -> None:
+    world = GrantWorld(grants=1, faults=2, pieces=2, direction=direction)
     world.grants[0].source = mistake()
     with pytest.raises(Violation, match=rule):
         explore(world)
 
 
+@pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize(("mistake", "rule"), REQUESTER_MISTAKES)
 def test_a_mistake_at_the_requester_is_found(
-    mistake: type[GrantRequester], rule: str, monkeypatch: pytest.MonkeyPatch
+    mistake: type[GrantRequester],
+    rule: str,
+    direction: Direction,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(grant_world, "GrantRequester", mistake)
     with pytest.raises(Violation, match=rule):
-        explore(GrantWorld(grants=1, faults=2, reads=2))
+        explore(GrantWorld(grants=1, faults=2, pieces=2, direction=direction))
+
+
+def test_a_consumer_that_calls_a_returned_push_transferred_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grant_world, "says_transferred", lambda _, *, returned: returned)
+    with pytest.raises(Violation, match="a push counts as whole"):
+        explore(GrantWorld(grants=1, faults=2, pieces=2, direction=Direction.WRITE))

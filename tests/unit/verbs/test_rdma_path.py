@@ -462,9 +462,11 @@ def test_a_target_goes_the_cheaper_way_and_the_other_where_that_is_closed() -> N
         pair.b.fail_verb("reg_mr", 12)
         await Get(pair, 2 << 20, 3).run()  # locked memory is spent: through the pool
         assert counts(pair.consumer)["targets_copied"] == 2
-        pair.b.fail_verb("reg_mr", 12)
-        get = Get(pair, 5 << 20, 4)  # neither way: larger than the pool
+        rest = pair.consumer.memory.allocate_nowait(20 << 20)
+        pair.b.fail_verb("reg_mr", 12, count=2)
+        get = Get(pair, 5 << 20, 4)  # neither way: the pool has no room for it, and gets none
         await get.fails(await get.expose(), PathReason.POOL_EXHAUSTED)
+        pair.consumer.memory.free(rest)
         await get.retract(transferred=False)
         assert counts(pair.owner)["aborts"] == 0  # the unused grant was handed back
 

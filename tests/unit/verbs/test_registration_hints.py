@@ -8,7 +8,7 @@ import errno
 import pytest
 
 from orbit.errors import DeviceError
-from orbit.testing.memory_contract import PoolSettings, failed
+from orbit.testing.memory_rig import PoolSettings, failed
 from orbit.verbs.registration_hints import _out_of_memory, registration_hint
 from tests.contract.pinned_memory_rigs import open_pool
 

@@ -1,4 +1,4 @@
-"""READ arrays at their requester: dialing a peer's source, and replacing members that were lost.
+"""Bulk arrays at their requester: dialing a peer's source, and replacing members that were lost.
 
 Owns the dial (one at a time per array, however many wait for it), the back-off after a failed one
 and the rebuild of single members. It runs no transfer: it yields the queue pair that a grant names.
@@ -7,11 +7,12 @@ and the rebuild of single members. It runs no transfer: it yields the queue pair
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import Sequence
 
 from ..errors import ClosedError, OrbitError, PeerError, Unquiesced
-from ..model import PathReason
+from ..model import Direction, PathReason
 from ..protocol.binding import process_id
 from ..protocol.grants import GrantTimeouts
 from ..protocol.messages import (
@@ -24,23 +25,22 @@ from ..protocol.messages import (
 from ..transport.interface import Session
 from .counters import PathCounters
 from .device import DeviceContext
+from .grant_ends import GrantEnds
 from .queue_pair import RemoteEnd
 from .rail_pairs import choose_pair, is_gid, path_mtu
-from .requester import ReadMember
+from .requester import RequesterMember
 from .retention import Retained
 from .settings import RdmaPathConfig
-from .source import GrantEnds
-from .source_arrays import local_process
-
-READ_ARRAY = 0  # the only array that a consumer builds to one owner so far
+from .source_arrays import DEFAULT_ARRAYS, local_process
 
 
-class ReadArray:
-    """This node's READ array to one peer, over one session."""
+class RequesterArray:
+    """This node's array to one peer, over one session, for READs or for WRITEs."""
 
     def __init__(
         self,
         session: Session,
+        direction: Direction,
         devices: Sequence[DeviceContext],
         config: RdmaPathConfig,
         retained: Retained,
@@ -48,17 +48,18 @@ class ReadArray:
         timeouts: GrantTimeouts,
     ) -> None:
         self._session = session
+        self._direction = direction
         self._devices = tuple(devices)
         self._config = config
         self._retained = retained
         self._counters = counters
         self._timeouts = timeouts
-        self._members: dict[int, ReadMember] = {}
-        self._ending: set[ReadMember] = set()
+        self._members: dict[int, RequesterMember] = {}
+        self._ending: set[RequesterMember] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._attempt = 0
         self._dial: asyncio.Task[None] | None = None
-        self._retry_at = 0.0
+        self._retry_at = 0.0  # infinite: the source knows nothing of this direction
         self._closed = False
         self.failure = ""  # why the last dial failed, for people
 
@@ -72,7 +73,7 @@ class ReadArray:
             return PathReason.NOT_CONFIGURED
         if self._ready():
             return PathReason.OK
-        if self._pair() is None:
+        if self._retry_at == math.inf or self._pair() is None:
             return PathReason.PEER_WITHOUT
         if self._dial is None and asyncio.get_running_loop().time() < self._retry_at:
             return PathReason.CONNECT_FAILED
@@ -87,9 +88,11 @@ class ReadArray:
             dial = self._start_dial()
             if not self._ready() and dial is not None:
                 await asyncio.wait([dial])
-        return PathReason.OK if self._ready() else PathReason.CONNECT_FAILED
+        if self._ready():
+            return PathReason.OK
+        return PathReason.PEER_WITHOUT if self._retry_at == math.inf else PathReason.CONNECT_FAILED
 
-    def member(self, index: int) -> ReadMember | None:
+    def member(self, index: int) -> RequesterMember | None:
         member = self._members.get(index)
         return member if member is not None and member.ready else None
 
@@ -145,7 +148,7 @@ class ReadArray:
             # Everyone who waits fails now, and for a moment nobody tries again.
             self.failure = str(error)
             self._counters.connect_failures += 1
-            self._retry_at = loop.time() + self._config.connect_backoff_s
+            self._retry_at = max(self._retry_at, loop.time() + self._config.connect_backoff_s)
         finally:
             self._dial = None
 
@@ -155,16 +158,14 @@ class ReadArray:
         if pair is None:
             raise PeerError("the peer announced no rail that fits")
         device, remote_rail = pair
-        members: dict[int, ReadMember] = {}
+        members: dict[int, RequesterMember] = {}
         try:
             for index in indexes:
-                members[index] = ReadMember(
-                    device, index, self._retained, self._counters, self._timeouts, self._lost
-                )
+                members[index] = self._new_member(device, index)
                 await members[index].prepare()
             await self._exchange(device, remote_rail, members)
             if self._closed:
-                raise ClosedError("the READ array")
+                raise ClosedError("the bulk array")
         except BaseException as error:
             cause = error if isinstance(error, OrbitError) else OrbitError("the dial was given up")
             for member in members.values():
@@ -172,8 +173,19 @@ class ReadArray:
             raise
         self._members.update(members)
 
+    def _new_member(self, device: DeviceContext, index: int) -> RequesterMember:
+        return RequesterMember(
+            device,
+            self._direction,
+            index,
+            self._retained,
+            self._counters,
+            self._timeouts,
+            self._lost,
+        )
+
     async def _exchange(
-        self, device: DeviceContext, remote_rail: RailHint, members: dict[int, ReadMember]
+        self, device: DeviceContext, remote_rail: RailHint, members: dict[int, RequesterMember]
     ) -> None:
         self._attempt += 1
         mine = {
@@ -181,19 +193,23 @@ class ReadArray:
             for index, member in members.items()
         }
         request = ConnectBulkRequest(
-            array=READ_ARRAY,
+            array=DEFAULT_ARRAYS[self._direction],
             attempt=self._attempt,
             rail=device.rail,
             source_gid=remote_rail.gid,
             members=tuple(mine.values()),
             rd_atomic=self._initiator_depth(device),
             connection=secrets.token_bytes(16),
+            direction=int(self._direction),
         )
         reply = await self._session.call(
             request, ConnectBulkReply, timeout_s=self._config.connect_timeout_s
         )
         theirs = {member.index: member for member in reply.members}
         _check_reply(request, reply)
+        if reply.direction != request.direction:
+            self._retry_at = math.inf  # it built an array for READs, and would again
+            raise PeerError(f"the peer serves no {self._direction.name}")
         await asyncio.gather(
             *(
                 members[index].connect(
@@ -229,6 +245,7 @@ class ReadArray:
         theirs: BulkMember,
     ) -> GrantEnds:
         return GrantEnds(
+            direction=request.direction,
             source_process=process_id(self._session.peer),
             requester_process=local_process(self._session),
             source_connection=reply.connection,
@@ -240,7 +257,7 @@ class ReadArray:
             session_key=self._session.key,
         )
 
-    def _lost(self, member: ReadMember) -> None:
+    def _lost(self, member: RequesterMember) -> None:
         """A member failed or was ended. Keep it until it is gone, and replace it."""
         self._ending.add(member)
         replacing = asyncio.get_running_loop().create_task(self._replace(member))
@@ -249,7 +266,7 @@ class ReadArray:
         if self._members.get(member.index) is member:
             del self._members[member.index]
 
-    async def _replace(self, member: ReadMember) -> None:
+    async def _replace(self, member: RequesterMember) -> None:
         try:
             await member.wait_closed()
         except Unquiesced:
