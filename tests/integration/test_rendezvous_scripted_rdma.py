@@ -19,6 +19,7 @@ from orbit.runtime.options import RegisterOptions
 from orbit.runtime.paths import Paths
 from orbit.testing.fabric import SimPath
 from orbit.testing.pattern import pattern
+from orbit.testing.waiting import until
 from orbit.testing.world import World, WorldNode
 from orbit.verbs import records, status
 from orbit.verbs.opening import open_rdma_path
@@ -207,13 +208,15 @@ def test_a_silent_lease_is_reaped_with_its_window(run_async: Run) -> None:
 
 def test_gets_flushed_with_a_killed_queue_pair_fall_back_once_each(run_async: Run) -> None:
     async def main() -> None:
-        async with two_hosts(rdma=replace(QUICK, width=1)) as (_, owner, consumer):
+        patient = replace(QUICK, width=1, drain_timeout_s=5.0, receipt_timeout_s=5.0)
+        async with two_hosts(rdma=patient) as (_, owner, consumer):
             await get(owner, consumer, MIB)  # connected
             # The first READ of all succeeds late, the second fails: both are on one queue pair.
             consumer.device.hold(records.READ)
             consumer.device.fail(records.READ, status.REM_ACCESS_ERR, skip=1)
+            posted = consumer.path.statistics().counts["reads"] + 4
             gets = [asyncio.ensure_future(get(owner, consumer, 70_000 + n)) for n in range(4)]
-            await asyncio.sleep(0.05)
+            await until(lambda: consumer.path.statistics().counts["reads"] == posted)
             consumer.device.clear_rules()
             consumer.device.release()
             leases = await asyncio.gather(*gets)
