@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
+from orbit import metrics
 from orbit.cli.failures import ExitStatus
 from orbit.cli.main import COMMANDS, cli
+from orbit.config import NodeConfig
 from tests.repo.project import ROOT, sources, tracked_files
 
 PAGES = [path for path in tracked_files() if path.suffix == ".md"]
@@ -114,6 +119,30 @@ def test_every_exit_status_is_described() -> None:
     reference = (ROOT / "docs/reference/cli.md").read_text("utf-8")
     for status in ExitStatus:
         assert f"| {status.value} |" in reference, f"{status!r} is not in the table"
+
+
+def test_every_knob_is_described() -> None:
+    reference = (ROOT / "docs/reference/configuration.md").read_text("utf-8")
+    missing = [knob for knob in knobs(NodeConfig()) if f"`{knob}`" not in reference]
+    assert not missing
+
+
+def knobs(tree: Any, above: str = "") -> Iterator[str]:
+    """Every value of a configuration by its path: rdma.pool.initial_arena_bytes."""
+    for entry in fields(tree):
+        value = getattr(tree, entry.name)
+        if is_dataclass(value):
+            yield from knobs(value, f"{above}{entry.name}.")
+        else:
+            yield above + entry.name
+
+
+def test_every_series_is_described() -> None:
+    reference = (ROOT / "docs/reference/metrics.md").read_text("utf-8")
+    rows = {f"| `{name}` | {text} |" for name, text in metrics.HELP.items()}
+    assert rows <= set(reference.splitlines())
+    listed = reference.split("## Every series", 1)[1]
+    assert set(re.findall(r"`(orbit_\w+)`", listed)) == set(metrics.HELP)
 
 
 @pytest.mark.parametrize(
