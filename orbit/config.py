@@ -28,7 +28,7 @@ GIB = 1 << 30
 # rdma_min_bytes <= DEFAULT_THRESHOLD < DEFAULT_CHUNK_SIZE: a payload that is staged because it is
 # large is then large enough for the RDMA path from its first byte over the threshold.
 DEFAULT_THRESHOLD = 256 * KIB  # payloads of messages above it travel by rendezvous
-DEFAULT_CHUNK_SIZE = 512 * KIB  # of the TCP path: what is copied or sent under one look at the gate
+DEFAULT_CHUNK_SIZE = 512 * KIB  # of the TCP path: a receiver wakes for so many bytes, or the rest
 EP_IDLE_TIMEOUT_FLOOR = 0.5  # seconds; smaller values rise to it
 
 _U64_MAX = (1 << 64) - 1

@@ -119,7 +119,6 @@ class PathReason(StrEnum):
     WINDOWS_BUSY = "windows_busy"  # every grant slot to this peer is in use
     NOT_READY = "not_ready"  # a message link was connected, but nothing arrived over it in time
     NO_SLABS = "no_slabs"  # the receive queue has no room for another peer
-    READ_ONLY = "read_only"  # the source is a read-only mapping, copied instead of registered
 
 
 class LeaseEnd(StrEnum):
@@ -169,17 +168,3 @@ class PeerIdentity:
 
     def __str__(self) -> str:
         return f"{self.worker_id:016x}"
-
-
-@dataclass(frozen=True, slots=True)
-class Rail:
-    """One local NIC port and GID as announced to peers. No authority: no QPN, PSN or key."""
-
-    device: str
-    port: int
-    gid: str  # canonical IPv6 text, for example ::ffff:10.0.0.1
-    gid_index: int
-    mtu: int  # active path MTU in bytes
-    link_layer: str  # "ethernet" or "infiniband"
-    lid: int = 0
-    range_enforced: bool = True

@@ -24,13 +24,14 @@ from .errors import ClosedError, DeadlineExceeded, UsageError
 from .events import EventSink
 from .loop_thread import LoopThread
 from .node import Node as AsyncNode
+from .runtime.call_site import telling_site
 from .runtime.live import Live
 from .runtime.messaging.handlers import Message, is_async_function
 from .runtime.messaging.results import SendResult as AsyncSendResult
 from .runtime.messaging.stream_objects import StreamInbox as AsyncStreamInbox
 from .runtime.messaging.stream_objects import StreamSender as AsyncStreamSender
-from .runtime.regions import RegionGuard as AsyncRegionGuard
-from .runtime.regions import RegionWatch as AsyncRegionWatch
+from .runtime.region_guards import RegionGuard as AsyncRegionGuard
+from .runtime.region_guards import RegionWatch as AsyncRegionWatch
 from .runtime.sinks import PinnedPayload as AsyncPinnedPayload
 from .runtime.sinks import PinnedWriter as AsyncPinnedWriter
 
@@ -339,6 +340,14 @@ class Node(Live):
         assert isinstance(kept, list)
         return SendResult(kept[0], thread)
 
+    def register_owned(self, *arguments: Any, **named: Any) -> RegionGuard:
+        """See orbit.Node.register_owned."""
+        return self._region(self._inner.register_owned, arguments, named)
+
+    def register_external_memory(self, *arguments: Any, **named: Any) -> RegionGuard:
+        """See orbit.Node.register_external_memory."""
+        return self._region(self._inner.register_external_memory, arguments, named)
+
     def handler(self, name: str, function: Any = None, **named: Any) -> Any:
         """See orbit.Node.handler."""
         return self._register(self._inner.handler, name, function, named)
@@ -371,6 +380,14 @@ class Node(Live):
                 raise ClosedError("the node")
             return result
         return _twin_for(thread.call(function), thread)
+
+    def _region(
+        self, register: Callable[..., object], arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> RegionGuard:
+        with telling_site():  # of which the node's thread sees nothing
+            guard = self._call(lambda: register(*arguments, **named))
+        assert isinstance(guard, RegionGuard)
+        return guard
 
     def _register(
         self, register: Callable[..., object], name: str, function: Any, named: dict[str, Any]

@@ -84,6 +84,9 @@ def address_of(view: memoryview) -> Address:
         return Address(0)
     import ctypes  # here: most processes never need an address, and `import orbit` stays light
 
+    if not view.readonly:
+        return Address(ctypes.addressof(ctypes.c_char.from_buffer(view)))
+
     class PyBuffer(ctypes.Structure):  # Py_buffer: part of the stable ABI since Python 3.11
         _fields_ = (
             ("buf", ctypes.c_void_p),

@@ -15,7 +15,6 @@ from typing import Final
 from ..model import Address, RemoteKey
 
 BACKEND_VERBS: Final = 2  # 1 was UCX in the format this descends from
-BACKEND_NAME: Final = "verbs"  # in RdmaOffer.backends
 VERSION: Final = 1
 KEY_BYTES_MAX: Final = 4096  # of any backend
 VERBS_KEY_BYTES: Final = 4

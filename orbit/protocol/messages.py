@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, ClassVar, Self
 
 from ..errors import PeerProtocolError
-from ..model import Direction, Handle, LeaseId, SlotId, WorkerId
+from ..model import Direction, Handle, SlotId, WorkerId
 
 U64_MAX = (1 << 64) - 1
 
@@ -28,8 +28,11 @@ class Message:
     __slots__ = ()
 
     def to_wire(self) -> dict[str, Any]:
-        names = _schema(type(self))  # type: ignore[arg-type]
-        return {name: _pack(getattr(self, name)) for name in names}
+        wire = {}
+        for name in _schema(type(self)):  # type: ignore[arg-type]
+            value = getattr(self, name)
+            wire[name] = value if type(value) in _SCALARS else _pack(value)
+        return wire
 
     @classmethod
     def from_wire(cls, body: object) -> Self:
@@ -37,12 +40,14 @@ class Message:
         if not isinstance(body, dict):
             raise PeerProtocolError(f"{cls.__name__}: expected a map, got {type(body).__name__}")
         values = {}
-        for name, (kinds, required) in _schema(cls).items():  # type: ignore[arg-type]
-            if name not in body:
-                if required:
-                    raise PeerProtocolError(f"{cls.__name__}: field {name!r} is missing")
-                continue
-            values[name] = _unpack(cls.__name__, name, kinds, body[name])
+        for name, (kind, required) in _schema(cls).items():  # type: ignore[arg-type]
+            value = body.get(name, MISSING)
+            if type(value) is kind and kind in _PLAIN:  # most fields, so looked at first
+                values[name] = value
+            elif value is not MISSING:
+                values[name] = _unpack(cls.__name__, name, kind, value)
+            elif required:
+                raise PeerProtocolError(f"{cls.__name__}: field {name!r} is missing")
         try:
             return cls(**values)
         except (ValueError, TypeError) as error:
@@ -64,14 +69,12 @@ def _pack(value: object) -> object:
 def _unpack(owner: str, name: str, kind: Any, value: object) -> Any:
     if type(value) is kind and (kind in _PLAIN or (type(value) is int and 0 <= value <= U64_MAX)):
         return value
-    origin = typing.get_origin(kind)
-    if origin is types.UnionType:  # X | None
-        options = [k for k in typing.get_args(kind) if k is not types.NoneType]
-        return None if value is None else _unpack(owner, name, options[0], value)
-    if origin is tuple:
+    if isinstance(kind, _Optional):
+        return None if value is None else _unpack(owner, name, kind.kind, value)
+    if isinstance(kind, _Many):
         if not isinstance(value, list):
             raise PeerProtocolError(f"{owner}: field {name!r} must be a list")
-        return tuple(_unpack(owner, name, typing.get_args(kind)[0], item) for item in value)
+        return tuple(_unpack(owner, name, kind.kind, item) for item in value)
     if kind is Handle:
         return _handle(owner, name, value)
     if isinstance(kind, type) and issubclass(kind, Message):
@@ -88,6 +91,20 @@ def _unpack(owner: str, name: str, kind: Any, value: object) -> Any:
 
 _SCALARS = frozenset({bytes, str, bool, int, float, type(None)})  # most fields, so looked at first
 _PLAIN = (bytes, str, bool)  # nothing about them can be wrong beside the type
+
+
+@dataclass(frozen=True, slots=True)
+class _Optional:
+    """The annotation `kind | None`."""
+
+    kind: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Many:
+    """The annotation `tuple[kind, ...]`."""
+
+    kind: Any
 
 
 def _handle(owner: str, name: str, value: object) -> Handle:
@@ -111,6 +128,12 @@ def _schema(cls: type) -> dict[str, tuple[Any, bool]]:
 
 
 def _plain(kind: Any) -> Any:
+    """An annotation in the form that `_unpack` looks at."""
+    origin, options = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        return _Optional(next(_plain(k) for k in options if k is not types.NoneType))
+    if origin is tuple:
+        return _Many(_plain(options[0]))
     return getattr(kind, "__supertype__", kind)  # NewType -> its base
 
 
@@ -469,6 +492,3 @@ class MessagesLostNotice(Message):
     attempt: int
     reason: str
     detail: str = ""
-
-
-LEASE_ID_NONE = LeaseId(0)

@@ -14,10 +14,11 @@ from typing import Self
 
 from ..errors import ClosedError, InternalError, OrbitError, UsageError
 from ..memory.buffer import BufferExport
+from ..transport.copying import copy_now
 from ..transport.interface import Span, Target
 from ..transport.pieces import cut_target, join_spans, join_targets
-from .copying import copy_now
-from .regions import RegionSlice, RegionUse
+from .region import RegionUse
+from .region_guards import RegionSlice
 from .sinks import PinnedWriter
 
 Stop = Callable[[OrbitError], None]

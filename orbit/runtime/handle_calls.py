@@ -6,13 +6,13 @@ getting.py's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..model import Handle, Lease, Metadata, Transport
 from ..transport.interface import Progress
 from .options import Put, RegisterOptions
-from .regions import RegionGuard
+from .region_guards import RegionGuard
 from .sinks import PinnedPayload, PinnedWriter
 
 if TYPE_CHECKING:
@@ -97,13 +97,15 @@ class HandleCalls:
         """
         return await self._open().owner.wait_put(handle, timeout)
 
-    async def withdraw(self, handle: Handle) -> None:
-        """Take a payload of this node back, whoever still reads it. Its memory is free afterwards.
+    def withdraw(self, handle: Handle) -> Coroutine[Any, Any, None]:
+        """Take a payload of this node back, whoever still reads it. Its memory is free when the
+        await is over. It is taken back without an await too, in the background and in silence.
 
         Raises UnknownHandle; Unquiesced when a reader's end could not be proven, and the memory
         stays held then.
         """
-        await self._open().owner.withdraw(handle)
+        rendezvous = self._open()
+        return rendezvous.give_back(rendezvous.owner.withdraw(handle))
 
     # --- memory -----------------------------------------------------------------------------------
 
@@ -237,12 +239,15 @@ class HandleCalls:
         """Add one reference, for one more consumer that will release. Raises UnknownHandle."""
         await self._open().consumer.ref_handle(handle)
 
-    async def detach(self, handle: Handle, lease: Lease) -> None:
+    def detach(self, handle: Handle, lease: Lease) -> Coroutine[Any, Any, None]:
         """Give the lease back; the handle stays usable. When the connection to the owner has ended,
         so has the lease, and nothing happens. Raises LeaseError for one that was given back before.
+        Without an await it is given back too, in the background and in silence.
         """
-        await self._open().consumer.detach(handle, lease)
+        rendezvous = self._open()
+        return rendezvous.give_back(rendezvous.consumer.detach(handle, lease))
 
-    async def release(self, handle: Handle, lease: Lease) -> None:
+    def release(self, handle: Handle, lease: Lease) -> Coroutine[Any, Any, None]:
         """As `detach`, and drop one reference: at zero the owner frees the slot."""
-        await self._open().consumer.release(handle, lease)
+        rendezvous = self._open()
+        return rendezvous.give_back(rendezvous.consumer.release(handle, lease))

@@ -13,8 +13,8 @@ from ..config import RendezvousConfig
 from ..errors import BudgetExceeded, BusyError
 from ..memory.buffer import BufferExport
 from ..model import Handle, Lease, Transport
+from ..transport.copying import copy_bytes
 from ..transport.interface import PinnedBuffer, Span
-from .copying import copy_bytes
 from .fresh_memory import fresh_memory
 from .getting import Getting
 from .options import NO_OPTIONS, RegisterOptions

@@ -28,7 +28,8 @@ from .options import NO_OPTIONS, Put, RegisterOptions
 from .owner import Owner
 from .paths import Paths
 from .region import Region
-from .regions import RegionGuard, Regions, RegionSlice
+from .region_guards import RegionGuard, RegionSlice
+from .regions import Regions
 from .runner import TaskRunner
 from .sinks import PinnedWriter
 from .staging import Holding, Staged, stage_held, stage_pinned

@@ -22,10 +22,11 @@ from ..protocol.slots import SlotStatistics
 from ..transport.interface import MemoryStatistics, RegisteredPath
 from ..transport.path_statistics import PathStatistics
 from .consumer import Consumer
-from .ending import Closing, MemorySweep
 from .getting import Getting
+from .giving_back import GivingBack
 from .messaging.dispatch import DispatchStatistics
 from .messaging.statistics import MessagingStatistics, StreamStatistics
+from .node_ending import Closing, MemorySweep
 from .owner import Owner
 from .paths import Paths
 from .payload_store import PayloadStore
@@ -80,7 +81,7 @@ class Rendezvous:
         self._config = config
         self._paths = paths
         self._recorder = recorder
-        self._runner = TaskRunner()
+        self._runner = TaskRunner(asyncio.get_running_loop())
         self._sessions = Sessions(
             paths,
             recorder,
@@ -132,6 +133,10 @@ class Rendezvous:
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Start a background task that the close of this node waits for."""
         return self._runner.spawn(work, name)
+
+    def give_back(self, work: Coroutine[Any, Any, None]) -> GivingBack:
+        """`work`, which is carried out whether or not somebody awaits it."""
+        return GivingBack(work, self._give_back_unwatched)
 
     def accept(self, incoming: IncomingLink) -> None:
         """A peer has dialed this node and proven itself."""
@@ -187,6 +192,9 @@ class Rendezvous:
         await self._closing.run(loop.time() + self._config.timeouts.close_s)
 
     # --- within -----------------------------------------------------------------------------------
+
+    def _give_back_unwatched(self, work: Coroutine[Any, Any, None]) -> None:
+        self._runner.spawn_unwatched(work, "give back")
 
     def _check_open(self) -> None:
         if self._closing is not None:

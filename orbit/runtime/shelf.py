@@ -261,9 +261,11 @@ class Shelf:
         if access.idle:
             self._over(access, effect, None)
             return
-        task = self._runner.spawn(
+        task = self._runner.start(
             self._retract_access(access, effect), f"retract lease {effect.lease_id}"
         )
+        if task is None:
+            return
         self._retracting.setdefault(effect.epoch, set()).add(task)
         task.add_done_callback(lambda done: self._retracted(effect.epoch, done))
 

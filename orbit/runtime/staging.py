@@ -17,13 +17,13 @@ from typing import Self
 from ..errors import BudgetExceeded, BusyError, DeviceError, InternalError, UsageError
 from ..memory.buffer import BufferExport
 from ..model import PathReason
+from ..transport.copying import copy_bytes
 from ..transport.interface import PinnedBuffer, PinnedMemory, Span
 from ..transport.pieces import join_spans
 from .borrowed import Borrowed
-from .copying import copy_bytes
 from .fresh_memory import fresh_memory
 from .region import Region, RegionUse
-from .regions import RegionSlice, memory_of
+from .region_guards import RegionSlice, host_of
 from .sinks import PinnedWriter
 
 _OF_SEVERAL = (list, tuple, RegionSlice, PinnedWriter)
@@ -177,7 +177,7 @@ class Holding:
             case PinnedWriter():
                 return item.is_of(self._memory)
             case RegionSlice():
-                return memory_of(item) is self._memory
+                return host_of(item.guard).memory is self._memory
             case _:
                 return True
 

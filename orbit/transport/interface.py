@@ -1,5 +1,5 @@
-"""The two seams that every backend implements: ControlLink (frames to one peer) and DataPath
-(bulk bytes).
+"""The seams that backends implement: ControlLink (frames to one peer), DataPath (bulk bytes),
+PinnedMemory (what devices can reach) and RegisteredPath (a DataPath over that).
 
 A Session is one epoch with one peer, as the layers above a link see it. Nothing here names a
 backend.

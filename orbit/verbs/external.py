@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 from ..errors import ClosedError, OrbitError, UsageError
 from ..memory.budget import Budget
+from ..memory.buffer import address_of
 from ..memory.pages import page_range
 from ..transport.interface import PinnedBuffer, RegisteredRange
 from .device import DeviceContext
-from .registration import PARENT_ACCESS, Registration, address_of, wait_opened
+from .registration import PARENT_ACCESS, Registration, wait_opened
 from .retention import Retained
 
 

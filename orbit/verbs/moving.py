@@ -98,9 +98,11 @@ class Move:
         """The bytes have moved: hand them over, and let go of what was taken for them."""
         assert self._prepared is not None
         arrived = self._clock()
-        self._prepared.deliver()
         last = "copy" if self._prepared.copies else "deregister"
-        await _let_go(self._prepared)
+        try:
+            await self._prepared.deliver()
+        finally:
+            await _let_go(self._prepared)
         spans = [transfer.moved_between for transfer in self._transfers]
         moving = max(end for _, end in spans) - min(begin for begin, _ in spans)
         self._phases["read" if self._direction is Direction.READ else "write"] = moving
@@ -148,6 +150,10 @@ class Move:
     async def _wait_share(self, transfer: Transfer, cuts: int) -> Share | None:
         """None: the transfer ended while it waited, and `finished` tells why."""
         began, admission = self._clock(), transfer.member.admission
+        with contextlib.suppress(ClosedError):  # `finished` tells why
+            share = admission.acquire_nowait(transfer.record.length, cuts)
+            if share is not None:
+                return share
         waiting = asyncio.ensure_future(admission.acquire(transfer.record.length, cuts))
         either: list[asyncio.Future[Any]] = [waiting, transfer.finished]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import errno as errnos
 import logging
 import mmap
@@ -18,6 +17,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from ..errors import BusyError, DeviceError, OrbitError
 from ..memory.budget import Budget, Charge
+from ..memory.buffer import address_of
 from ..memory.pages import cut, page_range, whole_pages
 from ..model import Address
 from . import records
@@ -49,13 +49,6 @@ class Segment(NamedTuple):
     address: int
     lkey: int
     nbytes: int
-
-
-def address_of(view: memoryview) -> Address:
-    """Where the bytes of a writable view lie. Valid as long as the view (or its owner) lives."""
-    if view.nbytes == 0:
-        return Address(0)
-    return Address(ctypes.addressof(ctypes.c_char.from_buffer(view)))
 
 
 class RegisteredBlock:

@@ -16,7 +16,8 @@ _SPENT = 0.95  # of the mappings: the rest goes to threads and libraries before 
 _REFUSED = {
     errnos.EFAULT: "read-only, foreign or device memory: the kernel must be able to pin it for "
     "writing; copy it into memory of your own",
-    errnos.EINVAL: "the device takes no registration of this length",
+    errnos.EINVAL: "the device takes no registration of this length; or fork protection is on "
+    "(IBV_FORK_SAFE), and this is a part of a huge page: register whole huge pages",
 }
 
 

@@ -87,7 +87,7 @@ class SourceGrant:
         self.member = member
         self.record = record
         self.window = window
-        self.pinned = pinned  # the memory outlives the grant
+        self.keep: PinnedBuffer | None = pinned  # the memory outlives the grant
         self.parent = parent  # native registration that the window is bound in
         self.receive: int | None = receive  # where its receipt's receive may lie; None once posted
         self.bind_posted_at = 0.0  # by time.perf_counter
@@ -151,6 +151,7 @@ class SourceGrant:
                 self.member.abort(OrbitError(cause))
             case ReleaseMemory():
                 self.member.remove(self)
+                self.keep = None  # the grant itself may live on, in a cycle with its timer
                 settle(self.released)
             case Retain(cause):
                 self.member.retain(self, cause)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from ..errors import BudgetExceeded, BusyError, DeviceError, PathFailed
 from ..model import Direction, PathName, PathReason
+from ..transport.copying import copy_bytes
 from ..transport.interface import PinnedBuffer, Span, Target
 from .arena_pool import ArenaPool
 from .counters import PathCounters
@@ -62,12 +63,12 @@ class PreparedMemory:
         reads = self._direction is Direction.READ
         return reads and any(piece.bounce is not None for piece in self._pieces)
 
-    def deliver(self) -> None:
+    async def deliver(self) -> None:
         """The bytes have moved: bring those of a pull to their target."""
-        if self._direction is Direction.READ:
+        if self.copies:
             for piece in self._pieces:
                 if piece.bounce is not None:
-                    piece.view[:] = piece.bounce.view
+                    await copy_bytes(piece.bounce.view, piece.view)
 
     async def discard(self) -> None:
         """Nothing can reach the memory any more. Raises DeviceError."""
@@ -149,23 +150,29 @@ class Targets:
             buffer = self._pool.allocate_nowait(piece.view.nbytes)
         except (BusyError, BudgetExceeded):
             return None
-        return self._bounced(device, piece, direction, buffer)
+        ready = self._bounced(device, piece, buffer)
+        if direction is Direction.WRITE:
+            buffer.view[:] = piece.view
+        return ready
 
     async def _copied(
         self, device: DeviceContext, piece: Piece, direction: Direction
     ) -> PreparedPiece:
         buffer = await self._pool.allocate(piece.view.nbytes)
-        return self._bounced(device, piece, direction, buffer)
+        ready = self._bounced(device, piece, buffer)
+        if direction is Direction.WRITE:
+            try:
+                await copy_bytes(piece.view, buffer.view)
+            except BaseException:
+                self._pool.free(buffer)
+                raise
+        return ready
 
-    def _bounced(
-        self, device: DeviceContext, piece: Piece, direction: Direction, buffer: PinnedBuffer
-    ) -> PreparedPiece:
+    def _bounced(self, device: DeviceContext, piece: Piece, buffer: PinnedBuffer) -> PreparedPiece:
         region = region_of(buffer, device)
         if region is None:
             self._pool.free(buffer)
             raise BusyError(f"the pool is not registered on {device.name}")
-        if direction is Direction.WRITE:
-            buffer.view[:] = piece.view
         segment = Segment(buffer.address, region.lkey, piece.view.nbytes)
         return PreparedPiece(piece.view, [segment], bounce=buffer)
 

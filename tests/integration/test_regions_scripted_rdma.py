@@ -77,6 +77,30 @@ def test_memory_of_others_is_read_in_place_and_in_chunks(run_async: Run, rxe: bo
     run_async(main())
 
 
+def test_a_deregistered_buffer_is_held_by_nothing(run_async: Run) -> None:
+    """Not even until the next garbage collection."""
+
+    async def main() -> None:
+        async with two_hosts() as (_, owner, consumer):
+            calls = owner.node.rendezvous
+            data, buffer = pattern(900_000), bytearray(MIB)
+            guard = await calls.regions.register_owned(buffer)
+            handle = await calls.owner.register_destination(guard.slice(), None)
+            put = await consumer.node.rendezvous.consumer.put(
+                handle, data, offset=100, transport="rdma", timeout=None, progress=None
+            )
+            assert (buffer[100:900_100], put.path) == (data, PathName.RDMA)
+            await calls.owner.withdraw(handle)
+            assert await guard.unregister() is Deregistered.DRAINED
+            buffer.clear()  # a BufferError while anything still exports it
+
+    gc.disable()
+    try:
+        run_async(main())
+    finally:
+        gc.enable()
+
+
 def test_a_large_buffer_registered_in_place(run_async: Run) -> None:
     async def main() -> None:
         async with two_hosts() as (_, owner, consumer):

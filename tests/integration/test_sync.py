@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -117,7 +118,8 @@ def test_a_dropped_guard_ends_in_the_background(
     owner, _ = pair
     guards = [owner.register_owned(bytearray(5000))]
     watch = guards[0].watch()
-    with pytest.warns(ResourceWarning, match="unregister"):
+    registered_here = rf"registered at {re.escape(__file__)}:\d+, was dropped.*unregister"
+    with pytest.warns(ResourceWarning, match=registered_here):
         guards.clear()
     assert watch.deregistered() is orbit.Deregistered.DRAINED
 

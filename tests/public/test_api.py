@@ -16,8 +16,10 @@ import orbit
 
 ROOT = Path(__file__).parents[2]
 SEND_OPTIONS = ("headers", "timeout", "transport", "wait", "on_error")
-# Sends are issued within the call: a coroutine would begin when somebody awaits it.
+# Sends are issued within the call: a coroutine would begin when somebody awaits it. What gives back
+# does so without an await too.
 PLAIN = {
+    *("detach", "release", "withdraw"),
     *("add_peer", "statistics", "send", "sync", "unary", "typed_unary", "handler"),
     *("typed_handler", "remove_handler", "open_stream", "begin_drain"),
 }

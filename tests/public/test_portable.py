@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import inspect
 import multiprocessing
 import os
@@ -91,6 +92,7 @@ def refused(value: object) -> set[str]:
     """What every way to copy it answers."""
     ways: list[Callable[[], object]] = [lambda: copy.copy(value), lambda: copy.deepcopy(value)]
     ways += [lambda p=p: pickle.dumps({"within": [value]}, p) for p in PROTOCOLS]  # type: ignore[misc]
+    ways.append(lambda: pickle.dumps(functools.partial(print, value)))
     said = set()
     for way in ways:
         with pytest.raises(TypeError) as error:

@@ -34,7 +34,6 @@ _FIRST_CONTROL = int(min(CONTROL_KINDS))
 _PING = int(PacketKind.PING)
 _PONG = int(PacketKind.PONG)
 _GRANT_BIT = REPORT_BIT[PacketKind.GRANT]
-_PING_BIT = REPORT_BIT[PacketKind.PING]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,6 @@ FIXED_BYTES: Final = 8
 LENGTH_BYTES: Final = 4  # of the payload length in the first of several segments
 HEADER_BYTES_MAX: Final = 32 << 10  # name, header map and the fixed part of a call
 CREDITS_PER_PACKET_MAX: Final = 255
-SLAB_BYTES_DEFAULT: Final = 8 << 10
-EAGER_CEILING_BYTES_DEFAULT: Final = 256 << 10
 
 _HEADER = struct.Struct(">BBBBBBH")
 _LENGTH = struct.Struct(">I")

@@ -23,6 +23,7 @@ from orbit.protocol import connection as c
 from orbit.protocol import fetch as f
 from orbit.protocol import grants as g
 from orbit.protocol import put as p
+from orbit.protocol import region_life as r
 from orbit.protocol import transfer as t
 from orbit.protocol.messages import AcquireReply, RdmaAnswer, ReadyAnswer
 from orbit.protocol.transitions import TableMachine, mermaid
@@ -316,6 +317,11 @@ def diagrams() -> dict[Path, str]:
             f"# The consumer's get and put\n\n{note}\n"
             f"## Get\n\n```mermaid\n{mermaid(f.FETCH_TABLE, t.TransferState.IDLE)}```\n\n"
             f"## Put\n\n```mermaid\n{mermaid(p.PUT_TABLE, t.TransferState.IDLE)}```\n"
+        ),
+        DOCS / "region-diagram.md": (
+            f"# The life of a region\n\n{note}\nInputs that leave a state as it is are left out;"
+            " see [registered memory](registered-memory.md).\n\n"
+            f"```mermaid\n{mermaid(r.REGION_TABLE, r.RegionState.REGISTERING)}```\n"
         ),
     }
 

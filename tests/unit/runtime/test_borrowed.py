@@ -11,12 +11,12 @@ import pytest
 from orbit.errors import BusyError, ClosedError, InternalError, OrbitError, UsageError
 from orbit.model import Address
 from orbit.runtime.borrowed import Borrowed, CallerSink, StopScope
-from orbit.runtime.copying import copy_now, copy_pieces
-from orbit.runtime.regions import RegionSlice
+from orbit.runtime.region_guards import RegionSlice
 from orbit.runtime.sinks import PinnedWriter
 from orbit.testing.clock import run_virtual
 from orbit.testing.pattern import pattern
 from orbit.testing.sim_memory import SimPinnedMemory
+from orbit.transport.copying import copy_now, copy_pieces
 from orbit.transport.interface import PinnedBuffer, Span, Target
 
 

@@ -29,7 +29,7 @@ from orbit.memory.buffer import address_of
 from orbit.model import Deregistered
 from orbit.runtime import retained
 from orbit.runtime.region import RegionUse
-from orbit.runtime.regions import RegionGuard
+from orbit.runtime.region_guards import RegionGuard
 from orbit.testing.clock import run_virtual
 from orbit.testing.pattern import pattern
 from tests.unit.runtime.region_rig import RegionRig, settle

@@ -30,7 +30,7 @@ from orbit.errors import (
 from orbit.model import Deregistered, Handle, PathName, PathReason
 from orbit.runtime.options import RegisterOptions
 from orbit.runtime.region import Region
-from orbit.runtime.regions import RegionGuard
+from orbit.runtime.region_guards import RegionGuard
 from orbit.testing.clock import run_virtual
 from orbit.testing.pattern import pattern
 from orbit.testing.sim_memory import Refusals, SimPinnedMemory

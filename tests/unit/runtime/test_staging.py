@@ -11,12 +11,12 @@ import pytest
 
 from orbit.errors import InternalError, UsageError
 from orbit.model import PathReason
-from orbit.runtime.copying import copy_bytes
 from orbit.runtime.fresh_memory import MAPPED_MIN_BYTES, fresh_memory
 from orbit.runtime.staging import stage_held, stage_pinned
 from orbit.testing.clock import run_virtual
 from orbit.testing.pattern import pattern
 from orbit.testing.sim_memory import SimPinnedMemory
+from orbit.transport.copying import copy_bytes
 
 
 def test_held_memory_is_neither_copied_nor_let_go() -> None:

@@ -12,11 +12,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from orbit.errors import BudgetExceeded, BusyError, DeviceError, UsageError
+from orbit.memory.buffer import address_of
 from orbit.model import PathReason
 from orbit.testing.memory_rig import PoolSettings, failed, until
 from orbit.verbs import arena_mapping, registration
 from orbit.verbs.arena_memory import map_arena
-from orbit.verbs.registration import KeyHolder, TargetRegistration, address_of
+from orbit.verbs.registration import KeyHolder, TargetRegistration
 from tests.contract.pinned_memory_rigs import PoolRig, open_pool
 
 KIB, MIB = 1 << 10, 1 << 20

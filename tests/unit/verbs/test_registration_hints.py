@@ -45,7 +45,10 @@ def test_bad_addresses_name_read_only_and_foreign_memory() -> None:
     assert registration_hint(errno.EBUSY) == ""
 
 
-@pytest.mark.parametrize(("number", "word"), [(errno.ENOMEM, "ulimit"), (errno.EFAULT, "foreign")])
+@pytest.mark.parametrize(
+    ("number", "word"),
+    [(errno.ENOMEM, "ulimit"), (errno.EFAULT, "foreign"), (errno.EINVAL, "whole huge pages")],
+)
 def test_the_hint_comes_with_the_error_of_a_device(number: int, word: str) -> None:
     async def main() -> None:
         async with open_pool(PoolSettings(), 1) as rig:

@@ -15,9 +15,11 @@ from orbit.protocol.messaging.call_header import (
     EventCode,
     Outcome,
     Wants,
+    pack_budget,
     pack_call,
     pack_headers,
     pack_name,
+    parse_budget,
     parse_event,
     parse_outcome,
     parse_request,
@@ -37,6 +39,37 @@ def test_golden_bytes() -> None:
     assert pack_call(Wants.NOTHING, 0, b"f").hex() == "0100" + "00" * 8 + "0166" + "0000"
     assert pack_call(Outcome.OK, 7).hex() == "0100" + "00" * 7 + "07" + "00" + "0000"
     assert parse_event(pack_call(EventCode.STAGED_DONE, 9)).id == 9
+
+
+def test_golden_bytes_of_a_staged_call() -> None:
+    headers = {"_rv": "0000000000000001-2", "_rv_budget_ms": pack_budget(1.5)}
+    packed = pack_call(Wants.ACK, 3, pack_name("f"), pack_headers(headers))
+    expected = (
+        *("01", "01", "0000000000000003", "0166", "002b", "82"),
+        *("a3", b"_rv".hex(), "b2", b"0000000000000001-2".hex()),
+        *("ad", b"_rv_budget_ms".hex(), "a4", b"1500".hex()),
+    )
+    assert packed.hex() == "".join(expected)
+    assert parse_request(packed).headers == headers
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(1e-12, "1"), (0.001, "1"), (0.001_000_001, "2"), (0.3, "300"), (30.0, "30000")],
+)
+def test_a_budget_is_rounded_up_to_milliseconds(seconds: float, text: str) -> None:
+    assert pack_budget(seconds) == text
+
+
+@given(st.floats(1e-9, 1e9))
+def test_a_budget_is_never_shorter_than_what_is_left(seconds: float) -> None:
+    assert 0 <= parse_budget(pack_budget(seconds)) - seconds + 1e-6 < 0.0011
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "1e3", " 1", "x", "²", "9" * 21])
+def test_what_is_no_budget(text: str) -> None:
+    with pytest.raises(PeerProtocolError):
+        parse_budget(text)
 
 
 @given(

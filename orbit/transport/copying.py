@@ -1,11 +1,14 @@
-"""Copies between memories of this process that do not hold up the event loop."""
+"""Copies between memories of this process that do not hold up the event loop.
+
+It stands here because the shells above, runtime and verbs, both copy and never see each other.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
 
-from ..transport.interface import Span, Target
+from .interface import Span, Target
 
 # A gigabyte takes a quarter of a second; the lease renewals of others must not wait that long.
 _STEP_BYTES = 8 << 20
