@@ -119,7 +119,7 @@ class Peer:
         self._incoming: dict[bytes, IncomingLink] = {}  # not decided yet
         self._opened: OpenedLink | None = None  # dialed just now, about to begin
         self._dialing: asyncio.Task[None] | None = None
-        self._waiters: set[asyncio.Future[ControlSession | OrbitError]] = set()
+        self._waiters: dict[asyncio.Future[ControlSession | OrbitError], None] = {}  # oldest first
         self._inputs: deque[Callable[[], None]] = deque()
         self._timer = DeadlineTimer(self._on_deadline)
         self._busy = False
@@ -139,13 +139,13 @@ class Peer:
             raise UnknownPeer(self.worker_id)
         waiter: asyncio.Future[ControlSession | OrbitError]
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         try:
             if self._machine.state is ConnectionState.IDLE:
                 self._enter(lambda: self._step(Wanted(_fresh_attempt())))
             outcome = await waiter
         finally:
-            self._waiters.discard(waiter)
+            self._waiters.pop(waiter, None)
         if isinstance(outcome, OrbitError):
             raise outcome.with_traceback(None)
         return outcome

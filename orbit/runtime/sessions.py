@@ -137,7 +137,7 @@ class Sessions:
             raise ClosedError("the node" if self._closed else "an epoch of that name")
         settings = SessionSettings(
             self._handlers,
-            self._runner.spawn,
+            self._runner.start,
             self._on_closed,
             self._timeouts.call_s,
             packets=None if self._service is None else self._service.packets,

@@ -349,7 +349,7 @@ async def get_many_is_all_or_nothing(rig: Rig) -> None:
 
 async def ttl_frees_what_nobody_fetched(rig: Rig) -> None:
     before = slots(rig.owner)
-    options = orbit.RegisterOptions(ttl=0.3)
+    options = orbit.RegisterOptions(ttl=1.5)
     handles = [await rig.owner.register_data_pinned(payload_of(70_000), options) for _ in range(5)]
     lease = (await rig.consumer.get(handles[0]))[1]
     await until(lambda: slots(rig.owner) == before)

@@ -1,11 +1,18 @@
 """Random worlds: several nodes, faults of every kind, and nothing left at the end.
 
-One seed is one run. A longer range repeats it with more seeds; a failing one names its seed.
+Several nodes serve payloads from everywhere they may lie (plain memory, pinned copies, regions, in
+place, lists of these), with and without a time to live, offer destinations of puts, and fetch into
+everything there is, while links are cut, transfers fail, nodes die, registered memory is given back
+early and regions are taken away. Memory that is its owner's again is overwritten at once, so a read
+that goes on after its end shows as wrong bytes.
+
+One seed is one run; a failing one is named. ORBIT_SOAK (`make soak`) makes it 10,000 seeds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from dataclasses import dataclass, field
 
@@ -13,14 +20,15 @@ import pytest
 
 from orbit.config import NodeConfig, RendezvousConfig, TimeoutConfig
 from orbit.errors import InternalError, OrbitError
-from orbit.model import Handle, Lease, PathReason
+from orbit.model import Deregistered, Handle, Lease, PathReason
 from orbit.runtime.options import Put, RegisterOptions
+from orbit.runtime.region_guards import RegionGuard
 from orbit.testing.clock import run_virtual
 from orbit.testing.faults import LinkFaults
 from orbit.testing.pattern import pattern
 from orbit.testing.world import World, WorldNode
 
-SEEDS = range(24)
+SEEDS = range(10_000 if os.environ.get("ORBIT_SOAK") == "1" else 100)
 SIZES = (0, 1, 4096, 65_535, 65_536, 65_537, 150_000, 400_000)
 PULL_FAILURES = (PathReason.GET_FAILED, PathReason.DECODE_ERROR, PathReason.POOL_EXHAUSTED)
 EXPOSE_FAILURES = (PathReason.WINDOW_KEYS, PathReason.WINDOWS_BUSY, PathReason.OK, PathReason.OK)
@@ -42,15 +50,28 @@ class Destination:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
+@dataclass(eq=False)
+class Area:
+    """A region of one node, and the memory under it."""
+
+    node: WorldNode
+    memory: bytearray
+    guard: RegionGuard
+
+
 class Story:
-    """What one world goes through. `payloads` says what each handle must answer."""
+    """What one world goes through. `payloads` says what each handle must answer, `sources` from
+    which memory it is served without a copy.
+    """
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.random: random.Random = world.random
         self.payloads: dict[Handle, bytes] = {}
+        self.sources: dict[Handle, bytearray] = {}
+        self.areas: list[Area] = []
         self.destinations: dict[Handle, Destination] = {}
-        self.listening: list[asyncio.Task[None]] = []
+        self.background: list[asyncio.Task[None]] = []  # ends with the nodes
         self.completed = 0
 
     async def populate(self) -> None:
@@ -68,10 +89,43 @@ class Story:
             for _ in range(4):
                 payload = pattern(self.random.choice(SIZES), self.random.randrange(1000))
                 pinned = self.random.random() < 0.7
-                api = node.rendezvous.owner
-                register = api.register_data_pinned if pinned else api.register_data
-                self.payloads[await register(payload, self._options())] = payload
+                await (self._serve_copy if pinned else self._serve_held)(node, payload)
+            for _ in range(2):
+                await self._serve_region(node)
+            if node.rdma is not None:
+                await self._serve_in_place(node)
             await self._offer(node)
+
+    async def _serve_copy(self, node: WorldNode, payload: bytes) -> None:
+        api = node.rendezvous.owner
+        self.payloads[await api.register_data_pinned(payload, self._options())] = payload
+
+    async def _serve_held(self, node: WorldNode, payload: bytes) -> None:
+        source = bytearray(payload)
+        handle = await node.rendezvous.owner.register_data(source, self._options())
+        self.payloads[handle], self.sources[handle] = payload, source
+
+    async def _serve_in_place(self, node: WorldNode) -> None:
+        payload = pattern(150_000, self.random.randrange(1000))
+        source = bytearray(payload)
+        handle = await node.rendezvous.owner.register_data_in_place(source, self._options())
+        self.payloads[handle], self.sources[handle] = payload, source
+
+    async def _serve_region(self, node: WorldNode) -> None:
+        content = pattern(300_000, self.random.randrange(1000))
+        memory = bytearray(content)
+        guard = await node.rendezvous.regions.register_owned(memory)
+        area = Area(node, memory, guard)
+        self.areas.append(area)
+        self.background.append(asyncio.ensure_future(_overwritten_at_its_end(area)))
+        api = node.rendezvous.owner
+        start = self.random.randrange(len(content))
+        stop = self.random.randrange(start, len(content) + 1)
+        handle = await api.register_data_in_region(guard, range(start, stop), self._options())
+        self.payloads[handle] = content[start:stop]
+        parts = [guard.slice(0, 70_000), content[:100], guard.slice(start, stop - start)]
+        handle = await api.register_data(parts, self._options())
+        self.payloads[handle] = content[:70_000] + content[:100] + content[start:stop]
 
     def _options(self) -> RegisterOptions:
         ttl = self.random.uniform(0.1, 3.0) if self.random.random() < 0.2 else None
@@ -92,14 +146,17 @@ class Story:
             except OrbitError:
                 pass  # the slot or the node is gone
 
-        self.listening.append(asyncio.ensure_future(listen()))
+        self.background.append(asyncio.ensure_future(listen()))
 
     async def consume(self, node: WorldNode) -> None:
         for _ in range(6):
             await asyncio.sleep(self.random.uniform(0, 0.3))
             try:
-                if self.random.random() < 0.25:
+                chosen = self.random.random()
+                if chosen < 0.25:
                     await self._one_put(node, self.random.choice(list(self.destinations)))
+                elif chosen < 0.35:
+                    await self._get_many(node)
                 else:
                     await self._one_get(node, self.random.choice(list(self.payloads)))
             except InternalError:
@@ -121,6 +178,15 @@ class Story:
             await node.rendezvous.consumer.release(handle, lease)
         elif self.random.random() < 0.8:
             await node.rendezvous.consumer.detach(handle, lease)
+
+    async def _get_many(self, node: WorldNode) -> None:
+        handles = [self.random.choice(list(self.payloads)) for _ in range(3)]
+        api = node.rendezvous.consumer
+        found = await api.get_many(handles, concurrency=2, transport=None, timeout=None, into=None)
+        for handle, (data, lease) in zip(handles, found, strict=True):
+            assert data == self.payloads[handle], self._named("wrong bytes of many")
+            await api.detach(handle, lease)
+        self.completed += 1
 
     async def _one_put(self, node: WorldNode, handle: Handle) -> None:
         destination = self.destinations[handle]
@@ -158,6 +224,8 @@ class Story:
             )
             assert data == self.payloads[handle], self._named("wrong bytes")
             return lease
+        if self.random.random() < 0.3:
+            return await self._fetch_into_region(node, handle, timeout)
         dest = bytearray(max(SIZES) + 2)
         lease = await node.rendezvous.consumer.get_into(
             handle, memoryview(dest)[1:-1], transport=None, timeout=timeout, progress=None
@@ -166,11 +234,25 @@ class Story:
         assert dest == expected, self._named("wrong bytes or outside its range")
         return lease
 
+    async def _fetch_into_region(
+        self, node: WorldNode, handle: Handle, timeout: float | None
+    ) -> Lease:
+        memory = bytearray(b"\xee" * (max(SIZES) + 100))
+        async with await node.rendezvous.regions.register_owned(memory) as guard:
+            parts = [guard.slice(50, 30_000), guard.slice(30_050, max(SIZES) - 30_000)]
+            lease = await node.rendezvous.consumer.get_into(
+                handle, parts, transport=None, timeout=timeout, progress=None
+            )
+        expected = b"\xee" * 50 + self.payloads[handle]
+        expected += b"\xee" * (len(memory) - len(expected))
+        assert memory == expected, self._named("wrong bytes in a region, or outside the range")
+        return lease
+
     async def trouble(self) -> None:
         for _ in range(8):
             await asyncio.sleep(self.random.uniform(0, 0.4))
             node = self.random.choice(self.world.nodes)
-            match self.random.randrange(7):
+            match self.random.randrange(9):
                 case 0 | 1 if node.rdma is not None:
                     failure = (self.random.randrange(100_000), self.random.choice(PULL_FAILURES))
                     node.rdma.faults.failures.append(failure)
@@ -179,18 +261,29 @@ class Story:
                 case 3 if self.world.network.links:
                     self.world.network.cut(self.random.choice(self.world.network.links))
                 case 4:
-                    handles = [*self.payloads, *self.destinations]
-                    mine = [h for h in handles if h.worker_id == node.identity.worker_id]
-                    try:
-                        await node.rendezvous.owner.withdraw(self.random.choice(mine))
-                    except InternalError:
-                        raise
-                    except OrbitError:
-                        pass
+                    await self._withdraw_one(node)
                 case 5 if self.random.random() < 0.3:
                     self.world.kill(node)
                 case 6:
                     await node.rendezvous._owner.demote_all()
+                case 7 | 8:
+                    mine = [area for area in self.areas if area.node is node]
+                    timeout = self.random.choice((None, 0, 0.05, 0.5))
+                    self.random.choice(mine).guard.unregister(timeout)
+
+    async def _withdraw_one(self, node: WorldNode) -> None:
+        handles = [*self.payloads, *self.destinations]
+        handle = self.random.choice([h for h in handles if h.worker_id == node.identity.worker_id])
+        try:
+            await node.rendezvous.owner.withdraw(handle)
+        except InternalError:
+            raise
+        except OrbitError:
+            return
+        source = self.sources.get(handle)
+        if source is not None:
+            source[:] = bytes(len(source))
+            source.append(0)  # nobody holds its export
 
     async def settle(self) -> None:
         """Everybody falls silent: what consumers never gave back ends by its deadline."""
@@ -209,6 +302,12 @@ class Story:
         return f"seed {self.world.network.seed}: {text}"
 
 
+async def _overwritten_at_its_end(area: Area) -> None:
+    assert await area.guard.deregistered() in Deregistered
+    area.memory[:] = bytes(len(area.memory))
+    area.memory.append(0)  # nobody holds its export
+
+
 async def run_story(seed: int) -> int:
     faults = LinkFaults(delay_max_s=random.Random(seed).choice((0.0005, 0.02)))
     async with World(seed, faults) as world:
@@ -219,7 +318,7 @@ async def run_story(seed: int) -> int:
         )
         await story.settle()
         await world.close()
-        await asyncio.gather(*story.listening)
+        await asyncio.gather(*story.background)
         return story.completed
 
 

@@ -80,11 +80,13 @@ class Process:
 
 
 @contextlib.asynccontextmanager
-async def worker(**config: Any) -> AsyncIterator[Process]:
-    """`config` as worker.config_of takes it."""
+async def worker(
+    module: str = "tests.integration.messages.worker", **config: Any
+) -> AsyncIterator[Process]:
+    """`config` as worker.config_of takes it; `module`: what the process runs, a worker too."""
     with tempfile.TemporaryFile() as errors:
         started = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-W", "error", "-m", "tests.integration.messages.worker"),
+            *(sys.executable, "-W", "error", "-m", module),
             json.dumps(config),
             cwd=_ROOT,
             stdin=asyncio.subprocess.PIPE,

@@ -111,12 +111,12 @@ class Worker:
         return {"settled": True}
 
 
-async def serve(config: orbit.NodeConfig) -> None:
+async def serve(config: orbit.NodeConfig, kind: type[Worker] = Worker) -> None:
     loop = asyncio.get_running_loop()
     say(ready=os.getpid())
     await loop.run_in_executor(None, sys.stdin.readline)  # the reader's thread is there from now on
     async with nothing_left():
-        worker = Worker(config)
+        worker = kind(config)
         async with worker.node:
             say(address=str(worker.node.address))
             while line := await loop.run_in_executor(None, sys.stdin.readline):
@@ -134,8 +134,15 @@ async def serve(config: orbit.NodeConfig) -> None:
 
 def config_of(options: dict[str, Any]) -> orbit.NodeConfig:
     messaging = orbit.MessagingConfig(**options.pop("messaging", {}))
+    rendezvous = orbit.RendezvousConfig(**options.pop("rendezvous", {}))
     timeouts = orbit.TimeoutConfig(**options.pop("timeouts", {}))
-    return orbit.NodeConfig(transport="tcp", messaging=messaging, timeouts=timeouts, **options)
+    return orbit.NodeConfig(
+        transport="tcp",
+        messaging=messaging,
+        rendezvous=rendezvous,
+        timeouts=timeouts,
+        **options,
+    )
 
 
 if __name__ == "__main__":
