@@ -28,9 +28,8 @@ format: setup ## rewrite the sources in the project's format
 unit: setup ## every test that needs no RDMA device and no VM
 	$(BIN)/python -m pytest --ignore=tests/lab --ignore=tests/softroce $(PYTEST_FLAGS)
 
-# One boot keeps about one core busy, so two side by side take little more than the longer one. The
-# traps ride with the messages, which are shorter.
-WITH_MESSAGES := test_message test_traps
+# One boot keeps about one core busy, so two side by side take little more than the longer one.
+WITH_MESSAGES := test_message test_traps test_rendezvous
 softroce: setup ## the tests that need a device, in two boots of the SoftRoCE VM
 	@$(MAKE) --no-print-directory -j2 --output-sync=target vm-transfers vm-messages
 
@@ -43,7 +42,9 @@ vm-messages:
 lab: setup ## the tests of the VM itself, from the outside
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) tests/lab
 
-test: unit softroce lab ## every test, those in the VM included
+# Two at a time, the longest first: each keeps about one core busy.
+test: setup ## every test, those in the VM included
+	@$(MAKE) --no-print-directory -j2 --output-sync=target vm-messages vm-transfers unit lab
 
 check: lint test ## what CI runs
 
@@ -60,7 +61,7 @@ bench: setup ## figures, no verdict: TCP here, RDMA in one boot of the VM
 	$(LAB) -- sh -c '$(BIN)/python tests/bench/rdma.py && $(BIN)/python tests/bench/messages/compare.py rdma'
 
 soak: setup ## the long counts
-	ORBIT_SOAK=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/sim tests/unit/protocol tests/integration
+	ORBIT_SOAK=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/sim tests/unit tests/public tests/integration
 	$(LAB) -- env ORBIT_SOAK=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/softroce
 
 clean: ## what was built here; the fetched guest kernel stays in its cache
