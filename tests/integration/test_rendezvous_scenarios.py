@@ -14,7 +14,7 @@ from orbit.verbs import opening
 from orbit.verbs.scripted import ScriptedFabric, ScriptedProvider
 from orbit.verbs.settings import RdmaPathConfig
 from tests.scenarios.rendezvous import OWN, SHARED, Needs
-from tests.scenarios.rig import Devices, Rig, Scenario, open_rig
+from tests.scenarios.rig import KIB, Devices, Rig, Scenario, open_rig, payload_of
 
 TCP = Devices()
 SCRIPTED = Devices("fake_a", "fake_b")
@@ -68,6 +68,35 @@ def test_own(name: str, devices: Devices) -> None:
     if needs.rdma_only and not devices.owner:
         pytest.skip("there is nothing to see without a device")
     asyncio.run(_run(needs, devices))
+
+
+@KINDS
+def test_a_warm_short_get_makes_one_task(devices: Devices) -> None:
+    """The call to the owner, which must outlive its caller. Everything else begins where it is
+    caused, on both sides, and ends there.
+    """
+    made: list[object] = []
+
+    def make(loop: Any, work: Any, **options: Any) -> Any:
+        made.append(work)
+        return asyncio.Task(work, loop=loop, **options)
+
+    async def main() -> None:
+        async with open_rig(devices) as rig:
+            handle = await rig.owner.register_data_pinned(payload_of(64 * KIB))
+            dest = bytearray(64 * KIB)
+            for _ in range(3):
+                made.clear()
+                asyncio.get_running_loop().set_task_factory(make)
+                lease = await rig.consumer.get_into(handle, dest)
+                await rig.consumer.detach(handle, lease)
+                asyncio.get_running_loop().set_task_factory(None)
+                assert lease.path is rig.path
+            assert dest == payload_of(64 * KIB)
+            await rig.owner.withdraw(handle)
+
+    asyncio.run(main())
+    assert len(made) == 1
 
 
 async def _run(needs: Needs, devices: Devices) -> None:

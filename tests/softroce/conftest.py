@@ -18,6 +18,7 @@ from orbit.softroce.kernel_log import KernelLog
 
 if TYPE_CHECKING:
     from tests.softroce.message_hosts import Hosts
+    from tests.softroce.node_hosts import Hosts as NodeHosts
 
 IN_LAB = os.environ.get("ORBIT_LAB") == "1"
 HERE = Path(__file__).parent
@@ -108,6 +109,18 @@ def lab() -> Iterator[Lab]:
 def message_hosts() -> Iterator[Hosts]:
     """Workers that serve messages, for all modules: starting one costs seconds here."""
     from tests.softroce.message_hosts import Hosts
+
+    lab = Lab()
+    try:
+        yield Hosts(lab)
+    finally:
+        lab.end_processes()
+
+
+@pytest.fixture(scope="session")
+def node_hosts() -> Iterator[NodeHosts]:
+    """Workers that serve and fetch payloads, for all modules."""
+    from tests.softroce.node_hosts import Hosts
 
     lab = Lab()
     try:

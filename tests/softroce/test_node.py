@@ -6,105 +6,30 @@ the fallback happens once.
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.softroce.conftest import HostName, Lab
+from tests.softroce.node_hosts import HANG_S, Hosts
 
-WORKER = str(Path(__file__).with_name("node_worker.py"))
 MIB = 1 << 20
-HANG_S = 120.0  # an emulated processor may stand still for a while; this bound is for hangs alone
 PATH_MTU_BYTES = 4096
 
 
-class Host:
-    """One worker process on one host of the lab."""
-
-    def __init__(self, lab: Lab, name: HostName) -> None:
-        self._lab, self._name = lab, name
-        self._start()
-
-    def _start(self) -> None:
-        self.process = self._lab.run_on(
-            self._name,
-            [
-                sys.executable,
-                "-m",
-                "tests.softroce.node_worker",
-                f"{self._lab.addresses[self._name]}:0",
-            ],
-            stdin=subprocess.PIPE,
-            stderr=None,
-        )
-        self.heard()
-
-    def restart(self) -> None:
-        self.process.kill()
-        self.process.wait(HANG_S)
-        self._start()
-
-    def tell(self, op: str, **arguments: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"op": op, **arguments}) + "\n")
-        self.process.stdin.flush()
-
-    def heard(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, f"the worker on {self._name} ended: {self.process.wait(HANG_S)}"
-        return dict(json.loads(line))
-
-    def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
-        self.tell(op, **arguments)
-        return self.heard()
-
-
-class Hosts:
-    """Owner on A, consumer on B."""
-
-    def __init__(self, lab: Lab) -> None:
-        self.lab = lab
-        self.owner, self.consumer = Host(lab, "A"), Host(lab, "B")
-
-    def serve(self, nbytes: int, pinned: bool = True, **config: Any) -> dict[str, Any]:
-        address = self.owner.ask("open", **config)["address"]
-        handle = self.owner.ask("register", nbytes=nbytes, pinned=pinned)["handle"]
-        return {"address": address, "handle": handle, "nbytes": nbytes}
-
-    def wait_for_no_lease(self) -> None:
-        deadline = time.monotonic() + HANG_S
-        while self.owner.ask("statistics")["leases"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
-    def sent_pkts(self) -> int:
-        return sum(self.lab.sent_pkts(device) for device in self.lab.devices("A"))
-
-
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
-    lab = Lab()
-    yield Hosts(lab)
-    lab.end_processes()
+def hosts(node_hosts: Hosts) -> Iterator[Hosts]:
+    yield node_hosts
+    node_hosts.close()
 
 
 @pytest.fixture
 def slow_rails(hosts: Hosts) -> Iterator[None]:
-    """About 3 MB/s from A to B, so that something can happen in the middle of a transfer."""
-    ends = hosts.lab.net_devices("A")
-    shape = ["root", "tbf", "rate", "25mbit", "burst", "64kb", "limit", "16mb"]
-    for end in ends:
-        subprocess.run(["tc", "qdisc", "add", "dev", end, *shape], check=True)
-    yield
-    for end in ends:
-        subprocess.run(["tc", "qdisc", "del", "dev", end, "root"], check=True)
+    """From A to B."""
+    with hosts.slow("A"):
+        yield
 
 
 def consumer_decision(path: str, reason: str) -> str:
@@ -192,7 +117,7 @@ def test_no_memory_to_register_at_the_consumer_is_pool_exhausted(hosts: Hosts) -
 def test_a_failed_read_falls_back_once_and_the_path_recovers(hosts: Hosts) -> None:
     ticket = hosts.serve(16 * MIB)
     hosts.consumer.ask("open")
-    hosts.consumer.tell("get", announce=True, **ticket)
+    hosts.consumer.tell("get", announce_at=1, **ticket)
     assert hosts.consumer.heard()["begun"] > 0
     ends = hosts.lab.net_devices("A")
     try:
@@ -218,7 +143,7 @@ def test_a_failed_read_falls_back_once_and_the_path_recovers(hosts: Hosts) -> No
 def test_a_killed_consumer_leaves_nothing_at_the_owner(hosts: Hosts) -> None:
     ticket = hosts.serve(16 * MIB)
     hosts.consumer.ask("open")
-    hosts.consumer.tell("get", announce=True, **ticket)
+    hosts.consumer.tell("get", announce_at=1, **ticket)
     assert hosts.consumer.heard()["begun"] > 0
     hosts.consumer.restart()
     hosts.wait_for_no_lease()
@@ -231,7 +156,7 @@ def test_a_killed_consumer_leaves_nothing_at_the_owner(hosts: Hosts) -> None:
 def test_a_killed_owner_is_an_error_and_not_a_hang(hosts: Hosts) -> None:
     ticket = hosts.serve(16 * MIB)
     hosts.consumer.ask("open")
-    hosts.consumer.tell("get", announce=True, **ticket)
+    hosts.consumer.tell("get", announce_at=1, **ticket)
     assert hosts.consumer.heard()["begun"] > 0
     hosts.owner.restart()
     got = hosts.consumer.heard()
@@ -255,7 +180,7 @@ def test_a_child_that_forks_and_exits_takes_nothing_along(hosts: Hosts) -> None:
 def test_an_interpreter_that_exits_with_everything_open_is_gone_at_once(hosts: Hosts) -> None:
     ticket = hosts.serve(16 * MIB)
     hosts.consumer.ask("open")
-    hosts.consumer.tell("get", announce=True, **ticket)
+    hosts.consumer.tell("get", announce_at=1, **ticket)
     assert hosts.consumer.heard()["begun"] > 0
     hosts.owner.tell("exit")
     # A queue pair destroyed under a bound window would hold the process for 50 s.

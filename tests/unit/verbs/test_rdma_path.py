@@ -179,6 +179,21 @@ def test_retract_waits_for_a_receipt_that_is_late() -> None:
     run(scenario)
 
 
+def test_receipts_are_timed_and_not_waited_for() -> None:
+    async def scenario(pair: ScriptedPair) -> None:
+        pair.b.hold(records.SEND_WITH_INV)
+        get = Get(pair, 5000)
+        await get.pull(await get.expose())
+        assert pair.consumer.statistics().receipt_s == 0
+        await asyncio.sleep(0.02)
+        pair.b.release()
+        await get.retract()
+        await asyncio.sleep(0.02)
+        assert 0 < pair.consumer.statistics().receipt_s < 5
+
+    run(scenario)
+
+
 def test_a_receipt_that_never_comes_ends_the_queue_pair_and_the_memory_is_free() -> None:
     async def scenario(pair: ScriptedPair) -> None:
         pair.a.lose(RECEIVE)
