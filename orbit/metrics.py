@@ -67,6 +67,7 @@ HELP: Final[dict[str, str]] = {
     "orbit_rdma_bind_seconds_total": "Time from the post of a bind to its completion.",
     "orbit_rdma_receipts_total": "Receipts of consumers that this owner got.",
     "orbit_rdma_receipts_sent_total": "Receipts that this consumer sent.",
+    "orbit_rdma_receipt_seconds_total": "Time from a last byte to its receipt's completion.",
     "orbit_rdma_aborts_total": "Bulk queue pairs that were killed, on either side.",
     "orbit_rdma_connects_total": "Bulk queue pairs that were connected.",
     "orbit_rdma_connect_failures_total": "Bulk queue pairs that could not be connected.",
@@ -351,6 +352,7 @@ def _fill_rdma(sheet: _Sheet, statistics: NodeStatistics) -> None:
     for name, count in rdma.counts.items():
         sheet.add(f"orbit_rdma_{name}_total", count)
     sheet.add("orbit_rdma_bind_seconds_total", rdma.bind_s)
+    sheet.add("orbit_rdma_receipt_seconds_total", rdma.receipt_s)
     sheet.add("orbit_rdma_grants_active", rdma.grants_active)
     sheet.add("orbit_rdma_queue_pairs", rdma.queue_pairs)
     sheet.add("orbit_rdma_windows_parked", rdma.windows_parked)

@@ -55,7 +55,7 @@ from .runtime.messaging.stream_objects import StreamInbox, StreamSender
 from .runtime.options import Put, RegisterOptions
 from .runtime.paths import Paths
 from .runtime.peer import IncomingLink, OpenedLink
-from .runtime.regions import RegionGuard, RegionSlice, RegionWatch
+from .runtime.region_guards import RegionGuard, RegionSlice, RegionWatch
 from .runtime.rendezvous import NodeStatistics, Rendezvous
 from .runtime.sinks import PinnedPayload, PinnedWriter
 from .transport.messages import LinkLimits, MessageTransport

@@ -42,8 +42,8 @@ class Message:
         values = {}
         for name, (kind, required) in _schema(cls).items():  # type: ignore[arg-type]
             value = body.get(name, MISSING)
-            if type(value) is kind and kind in _PLAIN:  # most fields, so looked at first
-                values[name] = value
+            if type(value) is kind and (kind in _PLAIN or (kind is int and 0 <= value <= U64_MAX)):
+                values[name] = value  # most fields, so looked at first
             elif value is not MISSING:
                 values[name] = _unpack(cls.__name__, name, kind, value)
             elif required:

@@ -12,8 +12,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..config import RendezvousConfig
 from ..errors import (
@@ -51,9 +52,10 @@ from ..protocol.messages import (
 )
 from ..protocol.paths import decide_offer
 from ..protocol.put import PutPlan
+from ..transport.begun import Begun, begin
+from ..transport.copying import copy_pieces
 from ..transport.interface import Progress, Reply, Session
 from .borrowed import Borrowed, StopScope
-from .copying import copy_pieces
 from .fetching import FetchRun
 from .options import Put
 from .owner import Owner
@@ -66,7 +68,7 @@ from .transferring import Held, TransferContext, TransferRun, typed_refusal
 
 _log = logging.getLogger("orbit")
 
-SessionTo = Callable[[WorkerId], Awaitable[ControlSession]]
+SessionTo = Callable[[WorkerId], Coroutine[Any, Any, ControlSession]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,8 +277,10 @@ class Consumer:
         try:
             if demanded:
                 self._demand_rdma(None, direction)
-            async with _bounded(what, memory, wish):
-                session = await self._session_to(handle.worker_id)
+            session = begin(self._session_to(handle.worker_id))
+            if isinstance(session, Begun):  # none is open
+                async with _bounded(what, memory, wish):
+                    session = await asyncio.get_running_loop().create_task(session)
             if demanded:
                 self._demand_rdma(session, direction)
         except BaseException:
@@ -376,7 +380,7 @@ class Consumer:
         key = (session.peer.worker_id, reason)
         if key not in self._warned:
             self._warned.add(key)
-            _log.warning("transfers from %s go over TCP: %s", session.peer, reason.value)
+            _log.warning("transfers with %s go over TCP: %s", session.peer, reason.value)
 
     def _lose(self, session: Session, error: OrbitError) -> None:
         if isinstance(session, ControlSession):

@@ -52,12 +52,13 @@ _PACKET = int(FrameKind.PACKET)
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """What every session of a node shares. `spawn` starts a named background task; `on_closed` runs
-    once. `packets` takes what rides beside the calls; None: this node takes no messages.
+    """What every session of a node shares. `start` begins named background work at once, and makes
+    a task of what is left of it; `on_closed` runs once. `packets` takes what rides beside the
+    calls; None: this node takes no messages.
     """
 
     handlers: Mapping[str, CallHandler]
-    spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
+    start: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None] | None]
     on_closed: Callable[[ControlSession], None]
     call_timeout_s: float
     packets: PacketRoute | None = None
@@ -149,8 +150,9 @@ class ControlSession:
             raise self._lost() from None
         finally:
             self._waiters.pop(call_id, None)
-            self._calls.cancel(call_id)  # nothing when it has ended
-            self._arm()
+            if waiter.cancelled() or not waiter.done():  # else the table has ended it
+                self._calls.cancel(call_id)
+                self._arm()
         try:
             return reply.from_wire(body)
         except PeerProtocolError as error:
@@ -205,7 +207,8 @@ class ControlSession:
             packets.on_packet(self, frame[1:])
             return
         self._carry_out(self._calls.on_frame(frame, self._loop.time()))
-        self._arm()
+        if self._timer.armed or self._calls.outstanding:
+            self._arm()
 
     def _on_deadline(self) -> None:
         # A loop timer may come a clock tick early; the machine's clock must not.
@@ -257,9 +260,9 @@ class ControlSession:
                     if waiter is not None and not waiter.done():
                         waiter.set_exception(error)
                 case Serve(call_id, method, body):
-                    self._spawn(self._serve(call_id, method, body), method)
+                    self._start(self._serve(call_id, method, body), method)
                 case ServeNotification(method, body):
-                    self._spawn(self._serve(None, method, body), method)
+                    self._start(self._serve(None, method, body), method)
                 case GoodbyeArrived():
                     self._goodbye = True
                 case PongArrived(number):
@@ -279,10 +282,11 @@ class ControlSession:
                 self.abort(PeerLost(str(self.peer), str(error)))
                 return
 
-    def _spawn(self, work: Coroutine[Any, Any, None], method: str) -> None:
-        task = self._settings.spawn(work, f"serve {method}")
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
+    def _start(self, work: Coroutine[Any, Any, None], method: str) -> None:
+        task = self._settings.start(work, f"serve {method}")
+        if task is not None:
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
 
     async def _serve(self, call_id: CallId | None, method: str, body: object) -> None:
         handler = self._settings.handlers.get(method)
@@ -313,8 +317,10 @@ class ControlSession:
             self.abort(InternalError(str(error)))
 
 
-def _earliest(*deadlines: float | None) -> float | None:
-    return min((deadline for deadline in deadlines if deadline is not None), default=None)
+def _earliest(one: float | None, other: float | None) -> float | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
 
 
 async def _guarded(work: Awaitable[Message | None]) -> Message | None:

@@ -107,6 +107,7 @@ class TransferRun:
         self._loop = asyncio.get_running_loop()
         self._timer = DeadlineTimer(self._on_deadline)
         self._result: asyncio.Future[machine.Finish] = self._loop.create_future()
+        self._caller: asyncio.Future[None] | None = None  # what it waits on; it may be cancelled
         self._moving: asyncio.Task[None] | None = None
         self._renewal: asyncio.TimerHandle | None = None
         self._phases: dict[str, float] = {}
@@ -114,7 +115,6 @@ class TransferRun:
         self._why_no_offer = decide_offer(
             plan.transport, kill_switch=plan.kill_switch, rdma=plan.rdma
         )
-        self._fell_back = False
         self._path = PathName.TCP  # of the last move
         self._unproven = False  # the memory may still be accessed
 
@@ -154,20 +154,22 @@ class TransferRun:
 
     async def _delivered(self) -> machine.Finish:
         cancelled: asyncio.CancelledError | None = None
-        while True:
+        while not self._result.done():
+            self._caller = self._loop.create_future()
             try:
-                finish = await asyncio.shield(self._result)
+                await self._caller
             except asyncio.CancelledError as error:
                 cancelled = error
                 self._feed(machine.Cancelled())
-                continue
-            except OrbitError as error:
-                if cancelled is None:
-                    raise
-                raise cancelled from error
+        try:
+            finish = self._result.result()
+        except OrbitError as error:
             if cancelled is None:
-                return finish
-            raise cancelled
+                raise
+            raise cancelled from error
+        if cancelled is None:
+            return finish
+        raise cancelled
 
     # --- the machine ------------------------------------------------------------------------------
 
@@ -183,11 +185,11 @@ class TransferRun:
         for effect in effects:
             match effect:
                 case machine.Prepare():
-                    self._context.runner.spawn(self._prepare(), "prepare")
+                    self._context.runner.start(self._prepare(), "prepare")
                 case machine.Acquire():
                     self._start_acquire(effect)
                 case machine.Move():
-                    self._moving = self._context.runner.spawn(self._move(effect), "move")
+                    self._moving = self._context.runner.start(self._move(effect), "move")
                 case machine.StopMoving():
                     if self._moving is not None:
                         self._moving.cancel()
@@ -205,7 +207,7 @@ class TransferRun:
                     gone = ReleaseRequest(self._handle, lease_id, transferred=False)
                     self._session.notify(gone)
                 case machine.End(lease_id, transferred):
-                    self._context.runner.spawn(self._end(lease_id, transferred), "end")
+                    self._context.runner.start(self._end(lease_id, transferred), "end")
                 case machine.Finish():
                     self._finish(effect)
                 case machine.Fail(error):
@@ -234,10 +236,10 @@ class TransferRun:
         offer = None
         if effect.offer:
             offer = RdmaOffer((BACKEND_VERBS,), pieces_max=machine.PIECES_MAX)
-        elif not self._fell_back and self._why_no_offer is not PathReason.OK:
+        elif self._why_no_offer is not PathReason.OK:
             self._decided(PathName.TCP, self._why_no_offer)
         request = self._request(offer, skip_threshold=effect.skip_threshold)
-        self._context.runner.spawn(self._acquire(request), "acquire")
+        self._context.runner.start(self._acquire(request), "acquire")
 
     async def _acquire(self, request: AcquireRequest) -> None:
         # A task of its own: when the caller gives up, somebody must still learn of a granted lease.
@@ -271,16 +273,11 @@ class TransferRun:
             self._context.lose(self._session, error)
             event = machine.EndFailed(error)
         except OrbitError as error:
-            event = machine.EndFailed(self._end_refused(error))
+            event = machine.EndFailed(_end_refused(error, self._handle, self._path))
         except asyncio.CancelledError:
             event = machine.EndFailed(ClosedError("node"))
         self._add_phase("finish", started)
         self._feed(event)
-
-    def _end_refused(self, error: OrbitError) -> OrbitError:
-        if isinstance(error, PeerRefused) and error.reason == PathFailed.code:
-            return PathFailed(self._path, PathReason.GET_FAILED, error.detail)
-        return typed_refusal(error, self._handle)
 
     # --- the move ---------------------------------------------------------------------------------
 
@@ -330,7 +327,6 @@ class TransferRun:
     # --- the end ----------------------------------------------------------------------------------
 
     def _note_fallback(self, reason: PathReason) -> None:
-        self._fell_back = True
         self._decided(PathName.TCP, reason)
         peer = self._session.peer.worker_id
         self._context.recorder.record(FellBack(peer, reason))
@@ -340,12 +336,18 @@ class TransferRun:
         if effect.path is PathName.RDMA:
             self._decided(effect.path, effect.reason)
         self._result.set_result(effect)
+        self._wake_caller()
 
     def _fail(self, error: OrbitError | None) -> None:
         if isinstance(error, PathUnavailable) and not error.detail:
             error = self._context.paths.unavailable(PathReason(error.reason))
         self._result.set_exception(error or ClosedError("the transfer"))
         self._result.exception()  # a cancelled caller does not look at it
+        self._wake_caller()
+
+    def _wake_caller(self) -> None:
+        if self._caller is not None and not self._caller.done():
+            self._caller.set_result(None)
 
     def _decided(self, path: PathName, reason: PathReason) -> None:
         self._context.recorder.record(PathDecided(Side.CONSUMER, path, reason))
@@ -371,6 +373,13 @@ def typed_refusal(error: OrbitError, handle: Handle) -> OrbitError:
         case BusyError.code:
             return BusyError(error.detail)
     return error
+
+
+def _end_refused(error: OrbitError, handle: Handle, path: PathName) -> OrbitError:
+    """As `typed_refusal`, of what ends a put: that its bytes are not in place has a type, too."""
+    if isinstance(error, PeerRefused) and error.reason == PathFailed.code:
+        return PathFailed(path, PathReason.GET_FAILED, error.detail)
+    return typed_refusal(error, handle)
 
 
 def exposure_of(answer: RdmaAnswer | ReadyAnswer) -> Exposure:

@@ -153,7 +153,7 @@ class PacketRoute(Protocol):
 
 CallHandler = Callable[[Session, object], Awaitable[Message | None]]
 """A handler gets the session and the raw body map; it returns the reply, or None for a
-notification.
+notification. It begins within the delivery of the frame, and is no task before its first wait.
 """
 
 

@@ -24,4 +24,5 @@ class PathStatistics:
     crossings: int  # calls into the helper
     retained_bytes: int
     bind_s: float = 0.0  # from the post of a bind to its completion, all binds together
+    receipt_s: float = 0.0  # from a transfer's last byte to its receipt's completion, likewise
     retained: tuple[object, ...] = field(default=())

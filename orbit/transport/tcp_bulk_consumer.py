@@ -220,9 +220,8 @@ class BulkConsumer:
         raise ConnectionDied("the answer is malformed", answered=True)
 
     def _check_idle(self) -> None:
-        scratch = memoryview(bytearray(1))
         try:
-            count = self.wire.recv_into(scratch)
+            count = self.wire.recv_into(self._head)  # no answer is in it now
         except OSError:
             count = 0
         if count is not None:  # closed, or bytes that nobody asked for

@@ -143,12 +143,13 @@ class BulkOwner:
         self.exposed = exposed
         self._to_the_end = offset + length == exposed.nbytes
         self._moved_at = self._loop.time()
-        self._timer = self._loop.call_later(self._no_progress_s, self._on_timer)
         if direction is Direction.READ:
             self._give(self._cursor)
         else:
             exposed.arrival = Arrival.UNDER_WAY
             self._answer(BulkStatus.OK, length)
+        if self.exposed is not None:  # a short pull is over by now
+            self._timer = self._loop.call_later(self._no_progress_s, self._on_timer)
 
     def _answer(self, status: BulkStatus, length: int) -> None:
         try:

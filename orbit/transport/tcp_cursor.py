@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from itertools import islice
 
+from ..config import DEFAULT_CHUNK_SIZE
 from .tcp_bulk import CALLBACK_BYTES
 from .tcp_wire import Wire
 
 # Waking for every segment costs more CPU than the copy does. The kernel makes the receive buffer at
 # least twice this, so that one half fills while the other is read.
-LOW_WATER_BYTES = 512 << 10
+LOW_WATER_BYTES = DEFAULT_CHUNK_SIZE
 
 _PIECES_PER_CALL = 64  # the kernel refuses more than 1,024
 
@@ -45,8 +46,9 @@ class Cursor:
         nbytes: int | None = None,
         head: bytes = b"",
     ) -> None:
-        self._pieces = [memoryview(head)] if head else []
-        self._pieces += _cut(pieces, offset, nbytes)
+        self._pieces = _cut(pieces, offset, nbytes)
+        if head:
+            self._pieces.insert(0, memoryview(head))
         self.nbytes = sum(map(len, self._pieces))
         self.position = 0
         self._index = 0
@@ -103,9 +105,12 @@ class Cursor:
 
     def _window(self, nbytes_max: int) -> list[memoryview]:
         """What comes next, as far as one call takes it."""
-        part = self._pieces[self._index][self._offset : self._offset + nbytes_max]
+        pieces, index = self._pieces, self._index
+        part = pieces[index][self._offset : self._offset + nbytes_max]
         window, left = [part], nbytes_max - len(part)
-        for piece in islice(self._pieces, self._index + 1, self._index + _PIECES_PER_CALL):
+        if index + 1 == len(pieces):
+            return window
+        for piece in islice(pieces, index + 1, index + _PIECES_PER_CALL):
             if not left:
                 break
             part = piece[:left]
@@ -126,6 +131,9 @@ class Cursor:
 def _cut(pieces: Sequence[memoryview], offset: int, nbytes: int | None) -> list[memoryview]:
     """The parts of them that hold bytes of the range."""
     end = sys.maxsize if nbytes is None else offset + nbytes
+    if len(pieces) == 1:
+        part = pieces[0][offset:end]
+        return [part] if part else []
     parts, start = [], 0
     for piece in pieces:
         low, high = max(offset - start, 0), min(end - start, len(piece))

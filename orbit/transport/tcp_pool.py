@@ -73,6 +73,7 @@ class BulkPool:
     async def _open(self) -> BulkConsumer:
         self._check_open()
         self.dials += 1
+        await asyncio.sleep(0)  # dialing has deadlines, for which it needs to be a task by now
         wire = await self._dial()
         try:
             self._check_open()

@@ -61,10 +61,6 @@ class Wire:
         self.call_bytes = _TLS_CALL_BYTES if self.tls else _PLAIN_CALL_BYTES
         self.closed = False
 
-    @property
-    def local_endpoint(self) -> Endpoint:
-        return endpoint_of(self._sock.getsockname())
-
     def recv_into(self, view: memoryview) -> int | None:
         """Bytes read, 0 at the end of the stream, None when nothing is there."""
         try:

@@ -15,6 +15,7 @@ from ..protocol.binding import GrantRecord
 from ..protocol.descriptor import DescriptorError, decode_descriptor
 from ..protocol.grants import GrantTimeouts
 from ..protocol.messages import BulkLostNotice
+from ..transport.begun import Begun, begin
 from ..transport.in_flight import InFlight
 from ..transport.interface import Exposure, Progress, PullReport, Session
 from .arena_pool import ArenaPool
@@ -101,20 +102,12 @@ class Requesting:
         move = Move(transfers, full, self._targets, self._config, progress)
         if move.begin_nowait():
             return await move.deliver()
-        work = asyncio.get_running_loop().create_task(move.run())
-        cancelled = False
-        while not work.done():
-            try:
-                await asyncio.wait([work])
-            except asyncio.CancelledError:
-                cancelled = True
-                move.cancel("cancelled by the caller")
-        error = work.exception()
-        if cancelled and not isinstance(error, Unquiesced):
-            raise asyncio.CancelledError
-        if isinstance(error, PathFailed) and session.closed:
-            raise PeerLost(str(session.peer), error.detail) from error
-        return work.result()
+        try:
+            return await _see_through(move)
+        except PathFailed as error:
+            if session.closed:
+                raise PeerLost(str(session.peer), error.detail) from error
+            raise
 
     def lost_at_source(self, session: Session, notice: BulkLostNotice) -> None:
         """The owner lost queue pairs of an array."""
@@ -147,6 +140,24 @@ class Requesting:
         array = self._arrays.get((session.attempt, direction))
         members = [_member(array, record) for record in found]
         return [member.accept(record) for member, record in zip(members, found, strict=True)]
+
+
+async def _see_through(move: Move) -> PullReport:
+    """A cancellation gives the move up, and shows when it has ended."""
+    rest = begin(move.run())
+    if not isinstance(rest, Begun):
+        return rest
+    work = asyncio.get_running_loop().create_task(rest)
+    cancelled = False
+    while not work.done():
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError:
+            cancelled = True
+            move.cancel("cancelled by the caller")
+    if cancelled and not isinstance(work.exception(), Unquiesced):
+        raise asyncio.CancelledError
+    return work.result()
 
 
 def _decode_grants(exposure: Exposure) -> list[GrantRecord]:

@@ -70,9 +70,16 @@ def two_ends(
         owner.close()
 
 
-def spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float], digits: int = 2) -> str:
     """Median with the lowest and the highest, as figures are given everywhere."""
-    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+    middle, low, high = statistics.median(values), min(values), max(values)
+    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The smallest value that at least that many percent of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 
 
 def size_name(nbytes: int) -> str:

@@ -10,8 +10,10 @@ import os
 import statistics
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+import gets
 from ends import HERE, End, size_name, spread, table_head, two_ends
 
 COLUMNS = (
@@ -22,9 +24,12 @@ COLUMNS = (
     "ratio",
     "C CPU s/GiB",
     "orbit CPU s/GiB",
+    "p50 us",
+    "p99 us",
     "consumer memory beyond payload",
 )
-SIZES = (64 << 10, 1 << 20, 16 << 20, 64 << 20, 1 << 30)
+SIZES = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 1 << 30)
+SMALL = (64 << 10, 1 << 20)
 
 
 def baseline(binary: Path, size: int, rounds: int, cpus: tuple[int, int]) -> tuple[float, float]:
@@ -35,23 +40,33 @@ def baseline(binary: Path, size: int, rounds: int, cpus: tuple[int, int]) -> tup
     return figures["median_mb_s"], figures["cpu_s_gib_sender"] + figures["cpu_s_gib_receiver"]
 
 
-def measured(owner: End, consumer: End, size: int, rounds: int) -> tuple[float, float, float]:
-    """Median MB/s, CPU s/GiB of both ends, and the consumer's peak memory beyond the payload."""
-    before = owner.ask({})
-    result = consumer.ask({"size": size, "rounds": rounds})
-    after = owner.ask({})
-    if not result["same"] or result["path"] != "tcp":
-        raise SystemExit(f"wrong bytes or path: {result['same']}, {result['path']}")
-    cpu = result["cpu_s"] + after["cpu_s"] - before["cpu_s"]
-    # The warm-up get is the owner's too, before its second reading.
-    rate = size / statistics.median(result["seconds"]) / 1e6
-    return rate, cpu * (1 << 30) / (size * rounds), result["rss_peak"] - size
+def rate(one: gets.Warm, size: int) -> float:
+    """Median MB/s of the gets themselves; giving the lease back moves nothing."""
+    return size / statistics.median(one.gets) / 1e6
+
+
+def per_gib(one: gets.Warm, size: int) -> float:
+    """CPU seconds per GiB of both ends."""
+    return (one.owner_cpu + one.consumer_cpu) * (1 << 30) / size
+
+
+def row(name: str, size: int, plain: Sequence[tuple[float, float]], ours: list[gets.Warm]) -> str:
+    rates = [rate(one, size) for one in ours]
+    ratios = [mine / theirs for mine, (theirs, _) in zip(rates, plain, strict=True)]
+    p50, p99, _ = gets.rate_cells(ours, size).split(" | ")
+    return (
+        f"| {name} | {size_name(size)} | {spread([p[0] for p in plain], 0)}"
+        f" | {spread(rates, 0)} | {spread(ratios)} | {spread([p[1] for p in plain])}"
+        f" | {spread([per_gib(one, size) for one in ours])} | {p50} | {p99}"
+        f" | {(max(one.rss_peak for one in ours) - size) / (1 << 20):.0f} MiB |"
+    )
 
 
 def run(args: argparse.Namespace, binary: Path) -> None:
-    cpus = sorted(os.sched_getaffinity(0))
+    first, last = gets.processors()
+    parts: list[str] = []
     print(table_head(COLUMNS))
-    for name, pair in (("same core", (cpus[0], cpus[0])), ("two cores", (cpus[0], cpus[-1]))):
+    for name, pair in (("same core", (first, first)), ("two cores", (first, last))):
         owner_args = ["--cpu", str(pair[0]), "--transport", "tcp"]
         owner_args += ["--sizes", *map(str, args.sizes)]
         consumer_args = ["--cpu", str(pair[1]), "--transport", "tcp"]
@@ -61,22 +76,36 @@ def run(args: argparse.Namespace, binary: Path) -> None:
                 plain, ours = [], []
                 for _ in range(args.repeats):
                     plain.append(baseline(binary, size, rounds, pair))
-                    ours.append(measured(owner, consumer, size, rounds))
-                ratios = [o[0] / p[0] for o, p in zip(ours, plain, strict=True)]
-                print(
-                    f"| {name} | {size_name(size)} | {spread([p[0] for p in plain])}"
-                    f" | {spread([o[0] for o in ours])} | {spread(ratios)}"
-                    f" | {spread([p[1] for p in plain])} | {spread([o[1] for o in ours])}"
-                    f" | {max(o[2] for o in ours) / (1 << 20):.0f} MiB |",
-                    flush=True,
-                )
-            print(f"\nidle consumer: {consumer.ask({'idle_s': 5})['idle_core']:.4f} core\n")
+                    ours.append(gets.warm(owner, consumer, size, rounds, "tcp", pinned=False))
+                print(row(name, size, plain, ours), flush=True)
+                parts.append(f"| {name} | {size_name(size)} | {gets.part_row(ours)} |")
+            idle = consumer.ask({"idle_s": 5})["idle_core"]
+            if pair == (first, last) and not args.quick:
+                gets.concurrent(owner, consumer, SMALL, 640)
+                beside_a_neighbour(owner, consumer, first)
+                gets.pinned_copy(owner, args.sizes, 10)
+                gets.cold(consumer, SMALL, 5)
+    print("\nParts of a get in us\n")
+    print("\n".join([table_head(("placement", "size", *gets.PART_COLUMNS)), *parts]))
+    print(f"\nidle consumer: {idle:.4f} core")
+
+
+def beside_a_neighbour(owner: End, consumer: End, cpu: int) -> None:
+    """While another process takes the owner's processor."""
+    print("\nWith one processor taken by another process\n")
+    print(table_head(("size", "alone us", "beside it us", "times")))
+    for size in SMALL:
+        alone = gets.warm(owner, consumer, size, 100, "tcp", pinned=False).median * 1e6
+        with gets.busy_core(cpu):
+            beside = gets.warm(owner, consumer, size, 100, "tcp", pinned=False).median * 1e6
+        print(f"| {size_name(size)} | {alone:.0f} | {beside:.0f} | {beside / alone:.2f} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="warm gets only")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         binary = Path(folder) / "tcp_baseline"

@@ -48,6 +48,7 @@ RDMA = PathStatistics(
     crossings=39,
     retained_bytes=40,
     bind_s=0.25,
+    receipt_s=0.375,
 )
 STATISTICS = orbit.NodeStatistics(
     slots=SlotStatistics(
@@ -148,6 +149,7 @@ def scraped(node: metrics.Reporting) -> CollectorRegistry:
         ("rdma_registrations_total", {"kind": "external"}, 26),
         ("rdma_reads_total", {}, 31),
         ("rdma_bind_seconds_total", {}, 0.25),
+        ("rdma_receipt_seconds_total", {}, 0.375),
         ("rdma_grants_active", {}, 32),
         ("rdma_queue_pairs", {}, 33),
         ("rdma_window_keys_remaining", {}, 36),
@@ -229,14 +231,15 @@ def test_every_count_of_the_devices_is_described() -> None:
 def test_every_count_of_the_rdma_path_is_described() -> None:
     from orbit.verbs.counters import PathCounters
 
-    counts = dict.fromkeys({entry.name for entry in fields(PathCounters)} - {"bind_s"}, 2)
+    seconds = {"bind_s", "receipt_s"}
+    counts = dict.fromkeys({entry.name for entry in fields(PathCounters)} - seconds, 2)
     without = {family.name for family in families(replace(STATISTICS, rdma=None))}
     found = families(replace(STATISTICS, rdma=replace(RDMA, counts=counts)))
     new = {f.name: f.documentation for f in found if f.name not in without}
     others = {entry.name for entry in fields(PathStatistics)}
     assert len(new) == len(counts) + len(others - {"counts", "registered_bytes", "retained"})
     assert metrics.UNDESCRIBED not in new.values()
-    assert "orbit_rdma_bind_seconds" in new
+    assert {"orbit_rdma_bind_seconds", "orbit_rdma_receipt_seconds"} <= new.keys()
 
 
 def test_every_described_series_is_exported_or_counted() -> None:
