@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test unit softroce vm-transfers vm-messages lab demo bench soak check clean
+.PHONY: help setup lint format test unit softroce bytecode vm-transfers vm-messages lab demo bench soak check clean
 
 BIN := .venv/bin
 SETUP_FLAGS ?=
@@ -30,8 +30,12 @@ unit: setup ## every test that needs no RDMA device and no VM
 
 # One boot keeps about one core busy, so two side by side take little more than the longer one.
 WITH_MESSAGES := test_message test_traps test_rendezvous
-softroce: setup ## the tests that need a device, in two boots of the SoftRoCE VM
+softroce: setup bytecode ## the tests that need a device, in two boots of the SoftRoCE VM
 	@$(MAKE) --no-print-directory -j2 --output-sync=target vm-transfers vm-messages
+
+# What is written in a guest is gone with it, so each process there would compile everything anew.
+bytecode:
+	@$(BIN)/python -m compileall -q orbit tests
 
 vm-transfers:
 	$(LAB) -- $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/softroce $(WITH_MESSAGES:%=--ignore-glob='*/%*')
@@ -43,7 +47,7 @@ lab: setup ## the tests of the VM itself, from the outside
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) tests/lab
 
 # Two at a time, the longest first: each keeps about one core busy.
-test: setup ## every test, those in the VM included
+test: setup bytecode ## every test, those in the VM included
 	@$(MAKE) --no-print-directory -j2 --output-sync=target vm-messages vm-transfers unit lab
 
 check: lint test ## what CI runs
