@@ -96,6 +96,13 @@ class RequesterArray:
         member = self._members.get(index)
         return member if member is not None and member.ready else None
 
+    async def connected(self, indexes: Sequence[int]) -> None:
+        """After the dial in flight, where one of these members is not there: a source may grant on
+        what it has connected before this side has heard so.
+        """
+        if self._dial is not None and any(self.member(index) is None for index in indexes):
+            await asyncio.wait([self._dial])
+
     def lost_at_source(self, notice: BulkLostNotice) -> None:
         """The source ended members of ours: end ours as well, and build new ones."""
         for index in notice.indexes[: self._config.width]:

@@ -98,7 +98,8 @@ class Requesting:
         full = [piece for piece in pieces if piece.view.nbytes]
         if not exposure.descriptor and not full:
             return PullReport()
-        transfers = self._accept(session, exposure, direction, sum(p.view.nbytes for p in full))
+        nbytes = sum(piece.view.nbytes for piece in full)
+        transfers = await self._accept(session, exposure, direction, nbytes)
         move = Move(transfers, full, self._targets, self._config, progress)
         if move.begin_nowait():
             return await move.deliver()
@@ -127,7 +128,7 @@ class Requesting:
         arrays, self._arrays = list(self._arrays.values()), {}
         return [array.close(cause) for array in arrays]
 
-    def _accept(
+    async def _accept(
         self, session: Session, exposure: Exposure, direction: Direction, nbytes: int
     ) -> list[Transfer]:
         """Check what came with the answer against the connection and among itself, all of it before
@@ -138,6 +139,8 @@ class Requesting:
         if granted != nbytes:
             raise _decode_error(f"{granted} bytes are granted, for {nbytes}")
         array = self._arrays.get((session.attempt, direction))
+        if array is not None:
+            await array.connected([record.index for record in found])
         members = [_member(array, record) for record in found]
         return [member.accept(record) for member, record in zip(members, found, strict=True)]
 
