@@ -33,9 +33,11 @@ WITH_MESSAGES := test_message test_traps test_rendezvous
 softroce: setup bytecode ## the tests that need a device, in two boots of the SoftRoCE VM
 	@$(MAKE) --no-print-directory -j2 --output-sync=target vm-transfers vm-messages
 
-# What is written in a guest is gone with it, so each process there would compile everything anew.
+# What is written in a guest is gone with it, so each process there would compile everything anew;
+# pytest compiles test modules in a way of its own.
 bytecode:
 	@$(BIN)/python -m compileall -q orbit tests
+	@$(BIN)/python -m pytest -q --collect-only tests/softroce > /dev/null
 
 vm-transfers:
 	$(LAB) -- $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/softroce $(WITH_MESSAGES:%=--ignore-glob='*/%*')

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -45,6 +46,7 @@ DEVICE = RdmaPathConfig(
     progress_timeout_s=30,
 )
 Scenario = Callable[[PathPair], Awaitable[None]]
+SOAK = os.environ.get("ORBIT_SOAK") == "1"
 
 
 @functools.cache
@@ -91,11 +93,18 @@ async def until_rebuilt(pair: PathPair, connects: int) -> None:
     raise AssertionError(f"not rebuilt: {counts(pair.consumer)}")
 
 
-@pytest.mark.parametrize("case", PATH_CASES)
-@pytest.mark.parametrize(
-    ("loop_kind", "pinned"),
-    [pytest.param("asyncio", False, id="asyncio"), pytest.param("uvloop", True, id="uvloop")],
-)
+def contract_runs() -> list[Any]:
+    """Every case, by turns on either loop and kind of target; `make soak` runs them on both."""
+    kinds = (("asyncio", False), ("uvloop", True))
+    return [
+        pytest.param(case, *kind, id=f"{kind[0]}-{case}")
+        for number, case in enumerate(PATH_CASES)
+        for turn, kind in enumerate(kinds)
+        if SOAK or turn == number % len(kinds)
+    ]
+
+
+@pytest.mark.parametrize(("case", "loop_kind", "pinned"), contract_runs())
 def test_contract(case: str, pinned: bool, run_async: Callable[..., Any]) -> None:
     @contextlib.asynccontextmanager
     async def open_pair() -> AsyncIterator[PathPair]:

@@ -593,7 +593,7 @@ class SlotsAgainstModel(RuleBasedStateMachine):
 
 
 SlotsAgainstModel.TestCase.settings = settings(
-    max_examples=500,
+    max_examples=150,  # test_slots_model has the many
     stateful_step_count=15,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
