@@ -37,7 +37,7 @@ softroce: setup bytecode ## the tests that need a device, in two boots of the So
 # pytest compiles test modules in a way of its own.
 bytecode:
 	@$(BIN)/python -m compileall -q orbit tests
-	@$(BIN)/python -m pytest -q --collect-only tests/softroce > /dev/null
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q --collect-only tests/softroce > /dev/null
 
 vm-transfers:
 	$(LAB) -- $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/softroce $(WITH_MESSAGES:%=--ignore-glob='*/%*')
