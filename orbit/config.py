@@ -101,6 +101,8 @@ class RdmaConfig:
         _check_range("rdma.gid_index", self.gid_index, 0, 65_535)
         _check_range("rdma.pkey", self.pkey, 0, 0xFFFF)
         _check_range("rdma.bulk_width", self.bulk_width, 1, 64)
+        if not isinstance(self.pool, RdmaPoolConfig):
+            raise ConfigError("rdma.pool", self.pool, "is no RdmaPoolConfig")
         _check_seconds("rdma.shutdown_timeout", self.shutdown_timeout)
         _check_seconds("rdma.drop_dereg_timeout", self.drop_dereg_timeout)
         _check_range("rdma.window_key_indices_max", self.window_key_indices_max, 1, 1 << 24)

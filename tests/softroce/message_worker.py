@@ -27,6 +27,7 @@ import orbit
 from orbit.events import SendRejected
 from orbit.testing.pattern import pattern
 from tests.softroce.message_rogue import Rogue
+from tests.softroce.node_worker import rdma_config
 
 # A bound for hangs alone; a soak's single steps take minutes.
 WAIT_S = 1800.0 if os.environ.get("ORBIT_SOAK") == "1" else 40.0
@@ -109,7 +110,7 @@ class Worker:
             listen=self.listen,
             worker_id=self.worker_id,
             transport=transport,
-            rdma=orbit.RdmaConfig(**(rdma or {})),
+            rdma=rdma_config(**(rdma or {})),
             messaging=orbit.MessagingConfig(**(messaging or {})),
             timeouts=orbit.TimeoutConfig(**(timeouts or {})),
         )
