@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test unit softroce bytecode vm-transfers vm-messages lab demo bench soak check clean
+.PHONY: help setup lint format test unit unit-processes unit-rest softroce bytecode vm-transfers vm-messages lab demo bench soak check clean
 
 BIN := .venv/bin
 SETUP_FLAGS ?=
@@ -28,6 +28,13 @@ format: setup ## rewrite the sources in the project's format
 unit: setup ## every test that needs no RDMA device and no VM
 	$(BIN)/python -m pytest --ignore=tests/lab --ignore=tests/softroce $(PYTEST_FLAGS)
 
+# The same in two parts: what starts processes and waits for them, and all the rest.
+unit-processes:
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) tests/integration
+
+unit-rest:
+	$(BIN)/python -m pytest --ignore=tests/lab --ignore=tests/softroce --ignore=tests/integration $(PYTEST_FLAGS)
+
 # One boot keeps about one core busy, so two side by side take little more than the longer one.
 WITH_MESSAGES := test_message test_traps test_rendezvous
 softroce: setup bytecode ## the tests that need a device, in two boots of the SoftRoCE VM
@@ -50,7 +57,7 @@ lab: setup ## the tests of the VM itself, from the outside
 
 # Two at a time, the longest first: each keeps about one core busy.
 test: setup bytecode ## every test, those in the VM included
-	@$(MAKE) --no-print-directory -j2 --output-sync=target vm-messages vm-transfers unit lab
+	@$(MAKE) --no-print-directory -j2 --output-sync=target vm-messages vm-transfers unit-rest unit-processes lab
 
 check: lint test ## what CI runs
 

@@ -70,7 +70,8 @@ def test_shared(scenario: Scenario, shared: Shared) -> None:
     shared.run(scenario)
 
 
-@pytest.mark.parametrize("name", OWN)
+# test_node has the kill switches, between processes.
+@pytest.mark.parametrize("name", [name for name in OWN if "kill_switch" not in name])
 def test_own(name: str) -> None:
     needs = OWN[name]
 
