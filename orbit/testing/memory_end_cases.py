@@ -19,8 +19,8 @@ from .memory_rig import (
     failed,
     figures,
     raised,
-    until,
 )
+from .waiting import until
 
 
 async def a_gate_refuses_and_drain_waits(open_memory: OpenMemory) -> None:

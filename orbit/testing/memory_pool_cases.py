@@ -20,8 +20,8 @@ from .memory_rig import (
     failed,
     figures,
     raised,
-    until,
 )
+from .waiting import until
 
 
 async def nothing_is_mapped_unasked(open_memory: OpenMemory) -> None:

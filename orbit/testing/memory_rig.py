@@ -4,7 +4,6 @@ figures and refusals are looked at.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -73,13 +72,6 @@ async def failed(work: Awaitable[object], *kinds: type[BaseException]) -> BaseEx
     except kinds as error:
         return error.with_traceback(None)  # whose frames hold what was to be registered
     raise AssertionError(f"nothing was raised, {kinds} was expected")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what happens in the background."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 (it is told to nobody)
-            await asyncio.sleep(0.002)
 
 
 def figures(rig: MemoryRig) -> MemoryStatistics:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
@@ -37,6 +36,7 @@ from orbit.testing.sessions import make_hello
 from orbit.testing.waiting import until
 from tests.conftest import LOOP_KINDS
 from tests.integration.relay import relay
+from tests.soak import SOAK
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 TCP = orbit.NodeConfig(transport="tcp")  # the same on a host with devices
@@ -48,7 +48,6 @@ QUICK = orbit.NodeConfig(
 SMALL = pattern(4096)
 LARGE = pattern(3 << 20)
 RETAIN = orbit.RegisterOptions(retain=True)
-SOAK = os.environ.get("ORBIT_SOAK") == "1"
 ROUNDS = 500 if SOAK else 30
 USERS = 8
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import mmap
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -22,8 +21,8 @@ from orbit.testing.pattern import pattern
 from orbit.transport.interface import Span, Target
 from orbit.transport.pieces import cut_span, cut_target
 from tests.contract.tcp_pairs import tcp_path_pair
+from tests.soak import SOAK
 
-SOAK = os.environ.get("ORBIT_SOAK") == "1"
 LEASE = LeaseId(1)
 SOAK_BYTES = (5 << 29) + 1  # 2.5 GiB and a byte
 NBYTES = (1 << 31) + (4 << 20) + 1

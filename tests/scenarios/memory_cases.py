@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import gc
 import mmap
-import os
 import random
 import tempfile
 import weakref
@@ -24,8 +23,8 @@ import pytest
 import orbit
 from tests.scenarios.rendezvous import expected
 from tests.scenarios.rig import HANG_S, KIB, MIB, Rig, Scenario, leases, payload_of, until
+from tests.soak import SOAK
 
-SOAK = os.environ.get("ORBIT_SOAK") == "1"
 REUSES = 1000 if SOAK else 10
 SEAM_RANGES = 2000 if SOAK else 200
 

@@ -6,7 +6,6 @@ The wide bounds take minutes: they replace the fast ones when ORBIT_SOAK is set 
 
 from __future__ import annotations
 
-import os
 from itertools import permutations
 from random import Random
 from typing import Any
@@ -20,8 +19,8 @@ from orbit.testing.credit_explorer import explore, run
 from orbit.testing.credit_link import Op
 from orbit.testing.credit_world import CreditWorld, Rules
 from orbit.testing.search import Violation
+from tests.soak import SOAK
 
-SOAK = os.environ.get("ORBIT_SOAK") == "1"
 THERE, BACK = (0, 1), (1, 0)
 LONG = 30  # payload bytes of three packets in slabs of 24
 

@@ -8,7 +8,6 @@ ORBIT_SOAK (`make soak`) runs 10,000 seeds; a failing one names itself.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 
 import pytest
@@ -23,8 +22,8 @@ from orbit.testing.packet_network import SimPacketNetwork, WireFaults
 from orbit.testing.waiting import until
 from orbit.transport.message_link import LinkTerms, PacketLink
 from orbit.transport.messages import LinkLimits
+from tests.soak import SOAK
 
-SOAK = os.environ.get("ORBIT_SOAK") == "1"
 BATCH = 100
 BATCHES = range(100 if SOAK else 3)
 KINDS = (PacketKind.MESSAGE, PacketKind.MESSAGE, PacketKind.EVENT)

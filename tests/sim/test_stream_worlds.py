@@ -7,7 +7,6 @@ The wide bounds replace the fast ones when ORBIT_SOAK is set (`make soak`).
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import Callable
 from typing import Any
@@ -27,8 +26,8 @@ from orbit.testing.pattern import pattern
 from orbit.testing.stream_explorer import FAULTS, explore, moves_of
 from orbit.testing.stream_pair import CEILING_BYTES, StreamNode, StreamNodes
 from orbit.testing.stream_world import Script, StreamWorld, Violation
+from tests.soak import SOAK
 
-SOAK = os.environ.get("ORBIT_SOAK") == "1"
 WINDOW = StreamWindow(2, 100)
 ENDS = ("finalize", "fail", "drop")
 FAST = {

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.soak import SOAK
 from tests.softroce.conftest import HostName, Lab
 
-SOAK = os.environ.get("ORBIT_SOAK") == "1"
 # An emulated processor may stand still for a while: this bound is for hangs alone.
 HANG_S = 3600.0 if SOAK else 60.0
 _RNR_COUNTERS = ("rcvd_rnr_err", "send_rnr_err", "retry_rnr_exceeded_err")

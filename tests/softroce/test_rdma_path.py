@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -34,6 +33,7 @@ from orbit.verbs.registration import RegisteredBlock
 from orbit.verbs.requester import RequesterMember
 from orbit.verbs.settings import RdmaPathConfig
 from tests.contract.rdma_pairs import Get, PathPair, array_of, counts, forge, join, open_path
+from tests.soak import SOAK
 
 # An emulated processor may stand still for a while; these bounds are for hangs alone.
 DEVICE = RdmaPathConfig(
@@ -46,7 +46,6 @@ DEVICE = RdmaPathConfig(
     progress_timeout_s=30,
 )
 Scenario = Callable[[PathPair], Awaitable[None]]
-SOAK = os.environ.get("ORBIT_SOAK") == "1"
 
 
 @functools.cache

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -16,10 +15,10 @@ import pytest
 from orbit.verbs import opening
 from tests.scenarios.rendezvous import OWN, SHARED
 from tests.scenarios.rig import Devices, Knobs, Rig, Scenario, open_rig
+from tests.soak import SOAK
 
 RDMA = Devices("rxa1", "rxb1")
 TCP = Devices()
-SOAK = os.environ.get("ORBIT_SOAK") == "1"
 # An emulated processor may stand still for a while; these bounds are for hangs alone.
 PATIENT: Knobs = {"rdma": {"device_timeout_s": 20.0}}
 

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import functools
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -34,11 +33,11 @@ from tests.contract.rdma_pairs import join
 from tests.scenarios.key_cases import KEY_CASES, fetched_by_rdma
 from tests.scenarios.memory_cases import CASES, IN_PARTS
 from tests.scenarios.rig import MIB, Rig, Scenario, leases, until
+from tests.soak import SOAK
 from tests.softroce.conftest import Lab
 from tests.softroce.test_rdma_path import DEVICE, rail_of
 from tests.softroce.test_rendezvous import RDMA, Shared
 
-SOAK = os.environ.get("ORBIT_SOAK") == "1"
 CANCELLED_READS, CANCEL_ROUNDS = (64, 300) if SOAK else (8, 2)
 REGISTRATIONS = 20_000 if SOAK else 100
 HANG_S = 3600.0 if SOAK else 120.0  # an emulated processor may stand still for a while

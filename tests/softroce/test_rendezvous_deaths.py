@@ -4,16 +4,15 @@ other side, and when. The counts and sizes are CI's; ORBIT_SOAK (`make soak`) ma
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.soak import SOAK
 from tests.softroce.node_hosts import Host, Hosts, wait_until
 
-SOAK = os.environ.get("ORBIT_SOAK") == "1"
 MIB = 1 << 20
 PAYLOAD = (64 if SOAK else 24) * MIB
 FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9) if SOAK else (0.2,)

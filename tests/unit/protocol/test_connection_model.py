@@ -4,8 +4,6 @@ found. The wide bounds take minutes: they are added when ORBIT_SOAK is set.
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from orbit.protocol.connection import (
@@ -28,8 +26,8 @@ from orbit.protocol.connection import (
 from orbit.testing.connection_explorer import explore, moves_of
 from orbit.testing.connection_world import ConnectionWorld
 from orbit.testing.search import Violation
+from tests.soak import SOAK
 
-SOAK = os.environ.get("ORBIT_SOAK") == "1"
 FAST = [((1, 1), 0, 0), ((3, 3), 0, 0), ((1, 1), 1, 1), ((2, 1), 1, 0), ((1, 1), 2, 0)]
 WIDE = [((1, 1), 2, 1), ((2, 1), 2, 0), ((2, 2), 1, 1)]
 

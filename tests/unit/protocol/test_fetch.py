@@ -54,6 +54,7 @@ from orbit.protocol.transfer import (
     TransferInput,
     TransferState,
 )
+from tests.unit.protocol.answers import with_lease
 
 AUTO = FetchPlan(Transport.AUTO, PathReason.OK)
 DEMAND = FetchPlan(Transport.RDMA, PathReason.OK)
@@ -459,7 +460,7 @@ class Shell:
                 self.waiting.discard("acquire")
                 self.granted += 1
                 self.leases.add(self.granted)
-                event = AcquireAnswered(_with_lease(reply, self.granted))
+                event = AcquireAnswered(with_lease(reply, self.granted))
             case AcquireFailed():
                 self.waiting.discard("acquire")
             case Moved() | MoveFailed():
@@ -500,13 +501,6 @@ class Shell:
             case Moved() | MoveFailed():
                 return "pull" in self.waiting
         return True
-
-
-def _with_lease(reply: AcquireReply, lease: int) -> AcquireReply:
-    if reply.rdma is not None:
-        return AcquireReply(rdma=replace(reply.rdma, lease_id=lease))
-    assert reply.ready is not None
-    return AcquireReply(ready=replace(reply.ready, lease_id=lease))
 
 
 @settings(max_examples=1000, deadline=None)

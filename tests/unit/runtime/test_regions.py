@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import mmap
-import os
 import random
 import threading
 import warnings
@@ -32,11 +31,11 @@ from orbit.runtime.region import RegionUse
 from orbit.runtime.region_guards import RegionGuard
 from orbit.testing.clock import run_virtual
 from orbit.testing.pattern import pattern
+from tests.soak import SOAK
 from tests.unit.runtime.region_rig import RegionRig, settle
 
 KIB = 1024
 PAGE = mmap.PAGESIZE
-SOAK = os.environ.get("ORBIT_SOAK") == "1"
 RELEASES = 10_000 if SOAK else 500
 THREAD_ROUNDS = 100 if SOAK else 10
 

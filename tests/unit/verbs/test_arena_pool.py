@@ -14,7 +14,8 @@ import pytest
 from orbit.errors import BudgetExceeded, BusyError, DeviceError, UsageError
 from orbit.memory.buffer import address_of
 from orbit.model import PathReason
-from orbit.testing.memory_rig import PoolSettings, failed, until
+from orbit.testing.memory_rig import PoolSettings, failed
+from orbit.testing.waiting import until
 from orbit.verbs import arena_mapping, registration
 from orbit.verbs.arena_memory import map_arena
 from orbit.verbs.registration import KeyHolder, TargetRegistration

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
@@ -22,11 +21,11 @@ from orbit.verbs.scripted_fabric import RECEIVE
 from orbit.verbs.settings import RdmaPathConfig
 from orbit.verbs.turn import PostResult
 from tests.contract.rdma_pairs import QUICK, Get, Put, ScriptedPair, counts, rdma_pair
+from tests.soak import SOAK
 
 Scenario = Callable[[ScriptedPair], Awaitable[None]]
 MIB = 1 << 20
 SEAMS = replace(QUICK, mr_bytes_max=MIB)
-SOAK = os.environ.get("ORBIT_SOAK") == "1"
 
 
 def run(scenario: Scenario, *, rxe: bool = False, config: RdmaPathConfig = QUICK) -> None:
