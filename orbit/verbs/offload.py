@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import TypeVar
 
 from ..errors import ClosedError, DeadlineExceeded
@@ -22,10 +23,16 @@ _THREADS_MAX = 4
 
 
 class Offload:
-    """Threads start on first use and end with `close`."""
+    """Threads start with it and end with `close`."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="orbit-verbs")
+        # All at once: a thread that starts in a process that is out of mappings may fail before it
+        # reports that it runs, and CPython waits for that report for ever.
+        started = Barrier(_THREADS_MAX + 1)
+        for _ in range(_THREADS_MAX):
+            self._executor.submit(started.wait)
+        started.wait()
         self._closed = False
 
     def start(self, function: Callable[[], T]) -> asyncio.Future[T]:

@@ -208,7 +208,7 @@ def sysctl(name: str, value: str) -> Iterator[None]:
 def test_registering_leaves_the_process_as_it_was(lab: Lab) -> None:
     """With and without fork protection, side by side: starting Python costs seconds here."""
     script = [sys.executable, "-m", "tests.softroce.registrations", str(REGISTRATIONS)]
-    with sysctl("vm/nr_hugepages", "16"):
+    with sysctl("vm/nr_hugepages", "16"), sysctl("vm/max_map_count", "4000"):
         plain = lab.run_on("A", script)
         protected = lab.run_on("A", ["env", "IBV_FORK_SAFE=1", *script])
         for process in (plain, protected):
