@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .config import (
+    EngineConfig,
     MessagingConfig,
     NodeConfig,
     RdmaConfig,
@@ -102,6 +103,7 @@ __all__ = [
     "DeviceError",
     "Direction",
     "Dispatch",
+    "EngineConfig",
     "Handle",
     "Health",
     "HealthKind",

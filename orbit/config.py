@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from .errors import ConfigError
 from .model import Transport
@@ -43,6 +43,7 @@ _ELSEWHERE = ("ORBIT_RESULTS", "ORBIT_SOAK", "ORBIT_WITHOUT_VERBS", "ORBIT_VERBS
 _ELSEWHERE_PREFIXES = ("ORBIT_LAB",)
 
 PROGRESS_MODES = ("event", "spin", "polling")
+HOST_MEMORY = ("direct", "staged")
 
 _log = logging.getLogger("orbit")
 
@@ -83,8 +84,19 @@ class RdmaConfig:
     gid_index: int | None = None
     gid: str | None = None
     pkey: int | None = None
+    # Names of devices. What the whitelist does not name is not opened; where it is empty, what the
+    # blacklist names is not.
+    whitelist: tuple[str, ...] = ()
+    blacklist: tuple[str, ...] = ()
+    service_level: int = 0  # of InfiniBand, 0 to 15
+    traffic_class: int = 0  # of RoCE: DSCP in the upper six bits
     require_range: bool = False  # refuse a device that does not enforce a window's range
-    bulk_width: int = 2  # queue pairs of one bulk array
+    bulk_width: int = 2  # queue pairs of one bulk array; of two peers the smaller number holds
+    num_lanes: int = 2  # completion queues for bulk work of each device, each with one poller
+    max_endpoints: int = 64  # bulk queue pairs in both roles, all devices and peers together
+    max_send_wr: int = 64  # unresolved work requests of one bulk queue pair, and its receives
+    max_cqes: int = 4096  # capacity of one completion queue for bulk work
+    monitor_interval: float = 1.0  # seconds between two looks at each rail's port and address
     pool: RdmaPoolConfig = field(default_factory=RdmaPoolConfig)
     shutdown_timeout: float = 30.0  # bound on giving registrations back at an unbounded shutdown
     drop_dereg_timeout: float = 30.0  # bound on the deregistration that a dropped guard starts
@@ -100,7 +112,16 @@ class RdmaConfig:
         _check_range("rdma.port", self.port, 1, 255)
         _check_range("rdma.gid_index", self.gid_index, 0, 65_535)
         _check_range("rdma.pkey", self.pkey, 0, 0xFFFF)
-        _check_range("rdma.bulk_width", self.bulk_width, 1, 64)
+        for name in ("whitelist", "blacklist"):
+            _check_names(f"rdma.{name}", getattr(self, name))
+        _check_range("rdma.service_level", self.service_level, 0, 15)
+        _check_range("rdma.traffic_class", self.traffic_class, 0, 255)
+        _check_range("rdma.bulk_width", self.bulk_width, 1, 16)
+        _check_range("rdma.num_lanes", self.num_lanes, 1, 64)
+        _check_range("rdma.max_endpoints", self.max_endpoints, 1, 65_536)
+        _check_range("rdma.max_send_wr", self.max_send_wr, 4, 16_384)
+        _check_range("rdma.max_cqes", self.max_cqes, 16, 32_767)
+        _check_seconds("rdma.monitor_interval", self.monitor_interval)
         if not isinstance(self.pool, RdmaPoolConfig):
             raise ConfigError("rdma.pool", self.pool, "is no RdmaPoolConfig")
         _check_seconds("rdma.shutdown_timeout", self.shutdown_timeout)
@@ -244,6 +265,104 @@ class NodeConfig:
         return f"NodeConfig({', '.join(parts)})"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """One transfer engine. What it needs of a node is laid over `node` (`node_config`), or is the
+    business of the node that it is given.
+
+    The defaults are those of the table of budgets in docs/guides/engine.md.
+    """
+
+    node: NodeConfig = field(default_factory=NodeConfig)
+    # "direct": bytes move between the registered memory of both sides. "staged": through private
+    # registered memory of this side. Each peer decides for itself.
+    host_memory: str = "direct"
+    device_mask: int | None = None  # bit i: transfers may use the NIC with the id i
+    preferred_numa_node: int | None = None  # rails on that node are tried first
+    block_bytes: int = 64 * KIB  # the smallest slice of a transfer that is cut
+    read_slices_max: int = 64
+    write_slices_max: int = 32
+    num_lanes: int = 2  # completion queues per device, and queue pairs per array
+    progress: str = "event"  # how completions are found: "event" or "polling"
+    max_endpoints: int = 64
+    max_grants: int = 64  # that this side holds or has asked for, all transfers together
+    max_send_wr: int = 16
+    max_cqes: int = 1024
+    max_direct_bytes: int = 64 * MIB  # of registered ranges on loan to transfers
+    max_staging_bytes: int = 64 * MIB  # private registered memory of staged transfers
+    max_cached_mrs: int = 64  # registrations of regions: each view of each on every device
+    max_cached_mr_bytes: int = 64 * MIB  # likewise
+    max_window_key_indices: int = 65_536
+    teardown_timeout: float = 30.0  # one window for all that a transfer's end has to destroy
+    monitor_interval: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.node, NodeConfig):
+            raise ConfigError("engine.node", self.node, "is no NodeConfig")
+        _check_choice("engine.host_memory", self.host_memory, HOST_MEMORY)
+        _check_range("engine.device_mask", self.device_mask, 1, _U64_MAX)
+        _check_range("engine.preferred_numa_node", self.preferred_numa_node, 0, 1023)
+        _check_range("engine.block_bytes", self.block_bytes, 1, GIB)
+        _check_range("engine.read_slices_max", self.read_slices_max, 1, 64)
+        _check_range("engine.write_slices_max", self.write_slices_max, 1, 64)
+        _check_range("engine.num_lanes", self.num_lanes, 1, 16)
+        _check_choice("engine.progress", self.progress, ("event", "polling"))
+        _check_range("engine.max_endpoints", self.max_endpoints, 1, 65_536)
+        _check_range("engine.max_grants", self.max_grants, 1, 65_536)
+        _check_range("engine.max_send_wr", self.max_send_wr, 4, 16_384)
+        _check_range("engine.max_cqes", self.max_cqes, 16, 32_767)
+        for name in ("max_direct_bytes", "max_staging_bytes", "max_cached_mr_bytes"):
+            _check_range(f"engine.{name}", getattr(self, name), 1, 1 << 48)
+        _check_range("engine.max_cached_mrs", self.max_cached_mrs, 1, 1 << 24)
+        _check_range("engine.max_window_key_indices", self.max_window_key_indices, 1, 1 << 24)
+        _check_seconds("engine.teardown_timeout", self.teardown_timeout)
+        _check_seconds("engine.monitor_interval", self.monitor_interval)
+
+    @classmethod
+    def for_bytes(cls, nbytes: int, *, rails: int = 1, **changes: Any) -> Self:
+        """Budgets under which `nbytes` of remotely accessible regions can be registered on `rails`
+        devices and be on their way at once.
+
+        A region that peers may reach has two registrations on every device, so the default of
+        `max_cached_mr_bytes` allows one of 32 MiB on one device and one of 16 MiB on two.
+        """
+        _check_range("nbytes", nbytes, 1, 1 << 48)
+        _check_range("rails", rails, 1, 64)
+        views = 2 * rails
+        page = 4 * KIB  # each registration pins whole pages
+        pages = -(-nbytes // page) + 1
+        base = cls()
+        budgets = {
+            "max_cached_mr_bytes": max(base.max_cached_mr_bytes, pages * page * views),
+            "max_cached_mrs": max(base.max_cached_mrs, views),
+            "max_direct_bytes": max(base.max_direct_bytes, nbytes),
+            "max_staging_bytes": max(base.max_staging_bytes, nbytes),
+        }
+        return cls(**{**budgets, **changes})
+
+    def node_config(self) -> NodeConfig:
+        """`node` with what the engine needs of its devices."""
+        rdma = replace(
+            self.node.rdma,
+            bulk_width=self.num_lanes,
+            num_lanes=self.num_lanes,
+            progress=self.progress,
+            max_endpoints=self.max_endpoints,
+            max_send_wr=self.max_send_wr,
+            max_cqes=self.max_cqes,
+            window_key_indices_max=self.max_window_key_indices,
+            monitor_interval=self.monitor_interval,
+        )
+        pool = replace(
+            rdma.pool,
+            registered_bytes_budget=max(
+                rdma.pool.registered_bytes_budget,
+                self.max_cached_mr_bytes + self.max_staging_bytes,
+            ),
+        )
+        return replace(self.node, rdma=replace(rdma, pool=pool))
+
+
 @dataclass(frozen=True, slots=True)
 class LabEnvironment:
     """What a command started inside the SoftRoCE lab can read about it."""
@@ -373,6 +492,16 @@ def _check_range(knob: str, value: object, low: int, high: int) -> None:
         return
     if type(value) is not int or not low <= value <= high:
         raise ConfigError(knob, value, f"must be a whole number from {low} to {high}")
+
+
+def _check_choice(knob: str, value: object, accepted: tuple[str, ...]) -> None:
+    if value not in accepted:
+        raise ConfigError(knob, value, f"must be one of {', '.join(accepted)}")
+
+
+def _check_names(knob: str, value: object) -> None:
+    if not isinstance(value, tuple) or not all(isinstance(v, str) and v for v in value):
+        raise ConfigError(knob, value, "must be a tuple of names")
 
 
 def _check_seconds(knob: str, value: object) -> None:

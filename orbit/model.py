@@ -69,6 +69,28 @@ class Direction(IntEnum):
     WRITE = 2
 
 
+class RegionAccess(StrEnum):
+    """What peers may do with an engine's region. Without a grant of that right none can."""
+
+    LOCAL = "local"  # nothing: the local end of transfers
+    READ = "read"
+    WRITE = "write"
+    READ_WRITE = "readwrite"
+
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """What peers may do, as directions."""
+        return _DIRECTIONS[self]
+
+
+_DIRECTIONS: Mapping[RegionAccess, tuple[Direction, ...]] = {
+    RegionAccess.LOCAL: (),
+    RegionAccess.READ: (Direction.READ,),
+    RegionAccess.WRITE: (Direction.WRITE,),
+    RegionAccess.READ_WRITE: (Direction.READ, Direction.WRITE),
+}
+
+
 class Deregistered(StrEnum):
     """How a region's registration ended. Either way the memory is the caller's again."""
 

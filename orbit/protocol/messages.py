@@ -254,15 +254,29 @@ class MetadataReply(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class SliceRun(Message):
+    """`nbytes` bytes of a transfer, in payload order, that go through one array."""
+
+    array: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class RdmaOffer(Message):
     """The consumer can read (or write) by RDMA: these descriptor backends, through this array of
     bulk queue pairs. `pieces_max`: how many descriptors of one answer it can take; a payload of
     more pieces is refused with `no_offer`.
+
+    `arrays`: it can do so through any of these at once, and the owner chooses how much through
+    which. `runs`: it has chosen, and the runs cover what it asks for exactly. An owner from before
+    them uses `array`.
     """
 
     backends: tuple[str, ...]
     array: int = 0
     pieces_max: int = 1
+    arrays: tuple[int, ...] = ()
+    runs: tuple[SliceRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +297,8 @@ class AcquireRequest(Message):
     direction: int = int(Direction.READ)
     offset: int = 0
     nbytes: int = 0
+    ranged: bool = False
+    ranges: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,13 +361,15 @@ class RefRequest(Message):
 @dataclass(frozen=True, slots=True)
 class DetachRequest(Message):
     """Drop the read lock. Names the grant: it is its DONE. `transferred` false: the READ failed,
-    no receipt will come.
+    no receipt will come. `confirm`: of a lease to read too, answer only when nothing can reach the
+    memory through it any more and all its receipts were matched (`in_place`): the ACK.
     """
 
     METHOD: ClassVar[str] = "_rv_detach"
     handle: Handle
     lease_id: int
     transferred: bool = True
+    confirm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,9 +384,10 @@ class ReleaseRequest(Message):
 
 @dataclass(frozen=True, slots=True)
 class EndReply(Message):
-    """Answers a detach or release. `in_place`: it ended a lease to write, the consumer said
-    `transferred`, and every byte is in the destination. A lease that had ended before is no error,
-    so for a write this is the only proof. An owner that knows READ only says nothing.
+    """Answers a detach or release. `in_place`: it ended a lease to write (or to read, with
+    `confirm`), the consumer said `transferred`, and every byte is where it should be. A lease that
+    had ended before is no error, so for a write this is the only proof. An owner that knows READ
+    only says nothing.
     """
 
     in_place: bool = False
@@ -424,6 +443,16 @@ class ConnectBulkReply(Message):
     rd_atomic: int = 1
     connection: bytes = b""  # the source's connection incarnation, 16 bytes, for the binding
     direction: int = int(Direction.READ)
+
+
+@dataclass(frozen=True, slots=True)
+class CloseBulkRequest(Message):
+    """Requester to source: end that array. The answer, an EmptyReply, comes when its queue pairs
+    are destroyed; the requester has drained its own before.
+    """
+
+    METHOD: ClassVar[str] = "_close_bulk"
+    array: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,9 +56,9 @@ class SimPart:
 class _Shared:
     """One registration in place and its holders."""
 
-    def __init__(self, key: tuple[int, int], charge: Charge, limit_bytes: int) -> None:
+    def __init__(self, key: tuple[int, int, bool], charge: Charge, limit_bytes: int) -> None:
         self.key = key
-        self.parts = tuple(SimPart(*part) for part in cut(*key, limit_bytes))
+        self.parts = tuple(SimPart(*part) for part in cut(*key[:2], limit_bytes))
         self.charge = charge
         self.holders = 0
         self.opened: asyncio.Future[None] | None = None
@@ -175,7 +175,7 @@ class SimPinnedMemory:
             arena.idle_since = asyncio.get_running_loop().time()
             self._arm_timer()
 
-    async def register(self, view: memoryview) -> RegisteredRange:
+    async def register(self, view: memoryview, *, remote: bool = True) -> RegisteredRange:
         if self.gated:
             raise ClosedError("the registered memory")
         if view.readonly or not view.nbytes:
@@ -183,7 +183,7 @@ class SimPinnedMemory:
         self._check_budget(view.nbytes)
         while True:
             try:
-                return await self._external.register(view.cast("B"))
+                return await self._external.register(view.cast("B"), remote=remote)
             except BudgetExceeded:
                 if not self._work:
                     raise
@@ -341,7 +341,7 @@ class _External:
         self.registered_count = 0
         self._limit_bytes = limit_bytes
         self._memory = memory
-        self._shared: dict[tuple[int, int], _Shared] = {}
+        self._shared: dict[tuple[int, int, bool], _Shared] = {}
         self._live: set[_Shared] = set()
         self._holders: dict[RegisteredRange, _Shared] = {}
 
@@ -349,9 +349,9 @@ class _External:
     def live_count(self) -> int:
         return len(self._live)
 
-    async def register(self, view: memoryview) -> RegisteredRange:
-        key = int(address_of(view)), view.nbytes
-        first_page, page_bytes = page_range(*key)
+    async def register(self, view: memoryview, *, remote: bool = True) -> RegisteredRange:
+        key = int(address_of(view)), view.nbytes, remote
+        first_page, page_bytes = page_range(*key[:2])
         shared = self._shared.get(key)
         if shared is None:
             charge = self._memory.budget.charge(page_bytes)

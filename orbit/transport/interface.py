@@ -217,10 +217,12 @@ class PinnedMemory(Protocol):
     def free(self, buffer: PinnedBuffer) -> None:
         """Return the space. The caller has proven that nothing accesses it any more."""
 
-    async def register(self, view: memoryview) -> RegisteredRange:
-        """Register writable memory in place, all of it or nothing, on every device. The caller
-        keeps it valid until `deregister` has returned. Raises UsageError (no bytes, read-only),
-        BudgetExceeded, DeviceError, ClosedError (gated). Cancelled: rolled back.
+    async def register(self, view: memoryview, *, remote: bool = True) -> RegisteredRange:
+        """Register writable memory in place, all of it or nothing, on every device, paused ones
+        included. `remote` False: a view that only this side's own work requests reach; no window
+        can be bound in it. The caller keeps the memory valid until `deregister` has returned.
+        Raises UsageError (no bytes, read-only), BudgetExceeded, DeviceError, ClosedError (gated).
+        Cancelled: rolled back.
         """
 
     async def deregister(self, registered: RegisteredRange) -> None:

@@ -124,11 +124,11 @@ class ArenaPool:
 
     # --- memory of others ---
 
-    async def register(self, view: memoryview) -> RegisteredRange:
+    async def register(self, view: memoryview, *, remote: bool = True) -> RegisteredRange:
         """See PinnedMemory. The same bytes registered again share one registration."""
         while True:
             try:
-                return await self._external.register(view)
+                return await self._external.register(view, remote=remote)
             except BudgetExceeded:
                 if not await self._mapping.wait_unmapped():
                     raise

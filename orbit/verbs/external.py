@@ -1,7 +1,7 @@
 """Registrations of memory that others own, in place.
 
-The same bytes registered several times share one registration, which goes with the last holder;
-ranges that merely overlap are registrations of their own. A registration that is on its way out is
+The same bytes registered several times as the same view share one registration, which goes with the
+last holder; ranges that merely overlap are registrations of their own. A registration that is on its way out is
 never handed out again: what is registered anew has new keys. It owns no memory.
 """
 
@@ -16,16 +16,17 @@ from ..memory.buffer import address_of
 from ..memory.pages import page_range
 from ..transport.interface import PinnedBuffer, RegisteredRange
 from .device import DeviceContext
-from .registration import PARENT_ACCESS, Registration, wait_opened
+from .registration import LOCAL_ACCESS, PARENT_ACCESS, Registration, wait_opened
 from .retention import Retained
+
+
+_Key = tuple[int, int, bool]  # address, size, remote
 
 
 class _Shared:
     """One registration and how many hold it."""
 
-    def __init__(
-        self, key: tuple[int, int], registration: Registration, opening: asyncio.Task[None]
-    ) -> None:
+    def __init__(self, key: _Key, registration: Registration, opening: asyncio.Task[None]) -> None:
         self.key = key
         self.registration = registration
         self.opening = opening
@@ -42,7 +43,7 @@ class ExternalRegistrations:
         self._devices = tuple(devices)
         self._budget = budget
         self._retained = retained
-        self._shared: dict[tuple[int, int], _Shared] = {}  # those that may be joined
+        self._shared: dict[_Key, _Shared] = {}  # those that may be joined
         self._live: set[_Shared] = set()  # until every device has confirmed the end
         self._holders: dict[RegisteredRange, _Shared] = {}
         self._gated = False
@@ -56,7 +57,7 @@ class ExternalRegistrations:
     def charged_bytes(self) -> int:
         return sum(shared.registration.charged_bytes for shared in self._live)
 
-    async def register(self, view: memoryview) -> RegisteredRange:
+    async def register(self, view: memoryview, *, remote: bool = True) -> RegisteredRange:
         """See PinnedMemory."""
         if self._gated:
             raise ClosedError("the registered memory")
@@ -66,7 +67,7 @@ class ExternalRegistrations:
                 hint="devices pin memory for writing; read-only memory is copied when it is staged",
             )
         view = view.cast("B")
-        key = int(address_of(view)), view.nbytes
+        key = int(address_of(view)), view.nbytes, remote
         shared = self._shared.get(key) or self._begin(key, view)
         shared.holders += 1
         try:
@@ -125,13 +126,14 @@ class ExternalRegistrations:
         if first is not None:
             raise first
 
-    def _begin(self, key: tuple[int, int], view: memoryview) -> _Shared:
+    def _begin(self, key: _Key, view: memoryview) -> _Shared:
         """Raises BudgetExceeded, UsageError."""
         address, nbytes = address_of(view), view.nbytes
         _, page_bytes = page_range(address, nbytes)
         charge = self._budget.charge(page_bytes * len(self._devices))
+        access = PARENT_ACCESS if key[2] else LOCAL_ACCESS
         registration = Registration(
-            self._devices, address, nbytes, PARENT_ACCESS, charge, self._retained, view
+            self._devices, address, nbytes, access, charge, self._retained, view
         )
         opening = asyncio.get_running_loop().create_task(registration.open())
         shared = self._shared[key] = _Shared(key, registration, opening)

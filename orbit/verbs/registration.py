@@ -28,6 +28,7 @@ from .retention import Retained
 
 # Nothing is ever readable from outside through a parent's own key (D1).
 PARENT_ACCESS = records.ACCESS_LOCAL_WRITE | records.ACCESS_MW_BIND
+LOCAL_ACCESS = records.ACCESS_LOCAL_WRITE  # and no window can be bound in it
 
 # A gigabyte of prefaulted memory takes well under a second; a device that needs longer is dying.
 REGISTER_TIMEOUT_S = 60.0

@@ -26,14 +26,20 @@ class RdmaPathConfig:
     gid_index: int | None = None
     gid: str = ""
     pkey: int | None = None
+    whitelist: tuple[str, ...] = ()  # of device names; empty: all but the blacklist's
+    blacklist: tuple[str, ...] = ()
+    service_level: int = 0  # of InfiniBand
+    traffic_class: int = 0  # of RoCE
     require_range: bool = False  # refuse a device that ignores the range of a window
 
-    width: int = 2  # queue pairs per READ array: one aborted grant leaves the other serving
-    endpoints_max: int = 64  # queue pairs served to requesters, all peers together
-    arrays_per_session_max: int = 4
+    width: int = 2  # queue pairs per array: one aborted grant leaves the other serving
+    num_lanes: int = 2  # completion queues of each device
+    progress: str = "event"  # "polling": a native thread for each lane
+    endpoints_max: int = 64  # queue pairs in both roles, all peers together
+    arrays_per_session_max: int = 64
     send_depth: int = 64
     recv_depth: int = 64  # bounds the grants outstanding on one queue pair
-    cq_depth: int = 4096  # room for 15 queue pairs; a further lane opens when it is spent
+    cq_depth: int = 4096  # of each lane
 
     # Above 4 MiB in flight a software device answers slower than its own retry timeout.
     piece_bytes: int = PIECE_BYTES
@@ -54,6 +60,7 @@ class RdmaPathConfig:
     receipt_timeout_s: float = 2.0
     progress_timeout_s: float = 10.0
     drain_timeout_s: float = 2.0
+    monitor_interval_s: float = 1.0
 
     # 4.096 us x 2^14 = 67 ms a try, 0.48 s to learn that a peer is dead. 7 retries mean for ever
     # on rdma_rxe, hence 6 at most (D6).
@@ -87,8 +94,9 @@ class RdmaPathConfig:
 
 _BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("width", 1, 16),
+    ("num_lanes", 1, 64),
     ("endpoints_max", 1, 65_536),
-    ("arrays_per_session_max", 1, 256),
+    ("arrays_per_session_max", 1, 4096),
     ("send_depth", 4, 16_384),
     ("recv_depth", 1, 16_384),
     ("cq_depth", 16, 32_767),
@@ -104,6 +112,9 @@ _BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("receipt_timeout_s", 0.001, 3600),
     ("progress_timeout_s", 0.001, 3600),
     ("drain_timeout_s", 0.001, 3600),
+    ("monitor_interval_s", 0.001, 3600),
+    ("service_level", 0, 15),
+    ("traffic_class", 0, 255),
     ("qp_timeout", 1, 31),
     ("retry_cnt", 0, 6),
     ("rnr_retry", 0, 6),

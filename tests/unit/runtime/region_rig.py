@@ -28,7 +28,7 @@ class SlowMemory(SimPinnedMemory):
         """That many of the next ones fail."""
         self.refusals = Refusals(deregistrations=deregistrations)
 
-    async def register(self, view: memoryview) -> RegisteredRange:
+    async def register(self, view: memoryview, *, remote: bool = True) -> RegisteredRange:
         await self.open.wait()
         return await super().register(view)
 
