@@ -1,8 +1,8 @@
 """Registrations of memory that others own, in place.
 
 The same bytes registered several times as the same view share one registration, which goes with the
-last holder; ranges that merely overlap are registrations of their own. A registration that is on its way out is
-never handed out again: what is registered anew has new keys. It owns no memory.
+last holder; ranges that merely overlap are registrations of their own. A registration that is on
+its way out is never handed out again: what is registered anew has new keys. It owns no memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from ..transport.interface import PinnedBuffer, RegisteredRange
 from .device import DeviceContext
 from .registration import LOCAL_ACCESS, PARENT_ACCESS, Registration, wait_opened
 from .retention import Retained
-
 
 _Key = tuple[int, int, bool]  # address, size, remote
 
