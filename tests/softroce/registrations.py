@@ -2,7 +2,8 @@
 
     python -m tests.softroce.registrations COUNT
 
-The system's limit of mappings is the caller's to lower: it belongs to everybody. Prints one JSON object; see test_rendezvous_cases.
+The system's limit of mappings is the caller's to lower: it belongs to everybody. Prints one JSON
+object; see test_rendezvous_cases.
 """
 
 from __future__ import annotations
