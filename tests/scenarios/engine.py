@@ -60,16 +60,18 @@ async def reads_of_every_size(rig: EngineRig) -> None:
 
 async def writes_of_every_size(rig: EngineRig) -> None:
     data, into = filled(5 * MIB + 3, 2), guarded(6 * MIB)
-    async with await rig.source.register(into, access="write") as region:
-        async with await rig.requester.register(data, access="local") as local:
-            for nbytes in (1, 64, 64 * KIB + 1, 2 * MIB + 11, len(data)):
-                before = bytes(into)
-                request = rig.request("write", local[:nbytes], region.remote()[999 : 999 + nbytes])
-                (result,) = await rig.requester.submit([request])
-                assert (result.state, result.nbytes) == ("succeeded", nbytes)
-                assert into[999 : 999 + nbytes] == data[:nbytes]
-                assert changed_only(before, into, [(999, nbytes)])
-                await rig.idle()
+    async with (
+        await rig.source.register(into, access="write") as region,
+        await rig.requester.register(data, access="local") as local,
+    ):
+        for nbytes in (1, 64, 64 * KIB + 1, 2 * MIB + 11, len(data)):
+            before = bytes(into)
+            request = rig.request("write", local[:nbytes], region.remote()[999 : 999 + nbytes])
+            (result,) = await rig.requester.submit([request])
+            assert (result.state, result.nbytes) == ("succeeded", nbytes)
+            assert into[999 : 999 + nbytes] == data[:nbytes]
+            assert changed_only(before, into, [(999, nbytes)])
+            await rig.idle()
 
 
 async def three_and_three_both_ways(rig: EngineRig) -> None:
