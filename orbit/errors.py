@@ -85,6 +85,26 @@ class BusyError(OrbitError):
     code = "busy"
 
 
+class RangeBusy(BusyError):
+    """Memory is in use in a way that excludes this one. `holder` says by what; `nbytes` bytes at
+    `address` are held by it, or both are 0 where that is not told (memory of the other side).
+    `shared`: it lets others read.
+    """
+
+    code = "range_busy"
+
+    def __init__(
+        self, holder: str, address: int = 0, nbytes: int = 0, *, shared: bool = False
+    ) -> None:
+        kind = "shared" if shared else "exclusive"
+        where = f" ({nbytes} bytes at {address:#x}, {kind})" if nbytes else ""
+        super().__init__(f"the range is in use by {holder}{where}")
+        self.holder = holder
+        self.address = address
+        self.nbytes = nbytes
+        self.shared = shared
+
+
 class DeadlineExceeded(OrbitError, TimeoutError):
     """A deadline passed. `operation` names what was waited for, `timeout_s` how long."""
 

@@ -7,12 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orbit.config import (
     DEFAULT_CHUNK_SIZE,
     DEFAULT_THRESHOLD,
     EP_IDLE_TIMEOUT_FLOOR,
     LEASE_TIMEOUT_FLOOR,
+    EngineConfig,
     MessagingConfig,
     NodeConfig,
     RdmaConfig,
@@ -23,6 +26,7 @@ from orbit.config import (
     resolve,
 )
 from orbit.errors import ConfigError
+from orbit.memory.pages import page_range
 from orbit.model import Transport
 
 
@@ -54,7 +58,10 @@ def test_the_switch_in_code_cannot_be_undone_by_the_environment() -> None:
 
 def test_the_environment_wins_over_code() -> None:
     config = NodeConfig(
-        transport="tcp", rdma=RdmaConfig(device="a", port=1, gid_index=1, pkey=0xFFFF)
+        transport="tcp",
+        rdma=RdmaConfig(
+            device="a", port=1, gid_index=1, pkey=0xFFFF, whitelist=("a",), blacklist=("b",)
+        ),
     )
     env = {
         "ORBIT_DEVICE": "rxe0",
@@ -62,11 +69,14 @@ def test_the_environment_wins_over_code() -> None:
         "ORBIT_GID_INDEX": "3",
         "ORBIT_PKEY": "0x8001",
         "ORBIT_TRANSPORT": "RDMA",
+        "ORBIT_RDMA_WHITELIST": "rxe0, rxe1,",
+        "ORBIT_RDMA_BLACKLIST": "",
     }
     resolved = resolve(config, env)
     assert resolved.transport is Transport.RDMA
     rdma = resolved.rdma
     assert (rdma.device, rdma.port, rdma.gid_index, rdma.pkey) == ("rxe0", 2, 3, 0x8001)
+    assert (rdma.whitelist, rdma.blacklist) == (("rxe0", "rxe1"), ())
     assert rdma.pinned
 
 
@@ -196,6 +206,25 @@ KIB, MIB = 1 << 10, 1 << 20
         (RdmaConfig, "drop_dereg_timeout", 30.0),
         (MessagingConfig, "ep_idle_timeout", None),
         (MessagingConfig, "eager_endpoints", False),
+        (EngineConfig, "host_memory", "direct"),
+        (EngineConfig, "device_mask", None),
+        (EngineConfig, "preferred_numa_node", None),
+        (EngineConfig, "block_bytes", 64 * KIB),
+        (EngineConfig, "read_slices_max", 64),
+        (EngineConfig, "write_slices_max", 32),
+        (EngineConfig, "num_lanes", 2),
+        (EngineConfig, "progress", "event"),
+        (EngineConfig, "max_endpoints", 64),
+        (EngineConfig, "max_grants", 64),
+        (EngineConfig, "max_send_wr", 16),
+        (EngineConfig, "max_cqes", 1024),
+        (EngineConfig, "max_direct_bytes", 64 * MIB),
+        (EngineConfig, "max_staging_bytes", 64 * MIB),
+        (EngineConfig, "max_cached_mrs", 64),
+        (EngineConfig, "max_cached_mr_bytes", 64 * MIB),
+        (EngineConfig, "max_window_key_indices", 65_536),
+        (EngineConfig, "teardown_timeout", 30.0),
+        (EngineConfig, "monitor_interval", 1.0),
     ],
 )
 def test_a_default_of_the_table(config: type, knob: str, default: object) -> None:
@@ -253,3 +282,110 @@ def test_values_of_the_table_are_checked(build: object) -> None:
 def test_resolve_is_idempotent() -> None:
     once = resolve(NodeConfig(secret="s", advertise="a:1"), {})
     assert resolve(once, {}) == once == replace(once)
+
+
+# --- the engine's part ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("knob", "value"),
+    [
+        ("node", None),
+        ("host_memory", "pinned"),
+        ("device_mask", 0),
+        ("device_mask", 1 << 64),
+        ("preferred_numa_node", -1),
+        ("block_bytes", 0),
+        ("read_slices_max", 65),
+        ("write_slices_max", 0),
+        ("num_lanes", 17),
+        ("progress", "spin"),
+        ("max_endpoints", 0),
+        ("max_grants", 0),
+        ("max_send_wr", 3),
+        ("max_cqes", 15),
+        ("max_direct_bytes", 0),
+        ("max_staging_bytes", 1.5),
+        ("max_cached_mrs", 0),
+        ("max_cached_mr_bytes", True),
+        ("max_window_key_indices", 0),
+        ("teardown_timeout", 0),
+        ("monitor_interval", float("inf")),
+    ],
+)
+def test_an_engines_value_that_cannot_work_is_named(knob: str, value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(**{knob: value})  # type: ignore[arg-type]
+    assert caught.value.knob == f"engine.{knob}"
+
+
+def pinned_bytes(address: int, nbytes: int, rails: int) -> int:
+    """What a region that peers may reach takes of the budget: two views on every device."""
+    return 2 * rails * page_range(address, nbytes)[1]
+
+
+@pytest.mark.parametrize(("rails", "allowed"), [(1, 32 * MIB), (2, 16 * MIB)])
+def test_the_default_budget_of_registrations_has_a_cliff(rails: int, allowed: int) -> None:
+    limit = EngineConfig().max_cached_mr_bytes
+    assert pinned_bytes(0, allowed, rails) <= limit < pinned_bytes(0, allowed + 1, rails)
+
+
+@given(st.integers(1, 1 << 40), st.integers(1, 64), st.integers(0, 1 << 46))
+def test_budgets_for_bytes_hold_them_wherever_they_lie(
+    nbytes: int, rails: int, address: int
+) -> None:
+    config = EngineConfig.for_bytes(nbytes, rails=rails)
+    assert config.max_cached_mr_bytes >= pinned_bytes(address, nbytes, rails)
+    assert config.max_cached_mrs >= 2 * rails
+    assert min(config.max_direct_bytes, config.max_staging_bytes) >= nbytes
+
+
+def test_budgets_for_few_bytes_are_the_defaults() -> None:
+    assert EngineConfig.for_bytes(MIB) == EngineConfig()
+
+
+def test_budgets_for_bytes_can_be_changed() -> None:
+    config = EngineConfig.for_bytes(1 << 30, rails=2, max_staging_bytes=MIB, num_lanes=1)
+    assert (config.max_staging_bytes, config.num_lanes) == (MIB, 1)
+    assert config.max_direct_bytes == 1 << 30
+
+
+@pytest.mark.parametrize(("nbytes", "rails"), [(0, 1), (-1, 1), (1, 0), (1, 65)])
+def test_budgets_for_what_cannot_be(nbytes: int, rails: int) -> None:
+    with pytest.raises(ConfigError):
+        EngineConfig.for_bytes(nbytes, rails=rails)
+
+
+def test_an_engines_node_has_what_the_engine_needs() -> None:
+    node = NodeConfig(
+        listen="127.0.0.1:7", rdma=RdmaConfig(device="rxe0", progress="spin", service_level=3)
+    )
+    config = EngineConfig(
+        node=node,
+        num_lanes=3,
+        progress="polling",
+        max_endpoints=5,
+        max_send_wr=7,
+        max_cqes=99,
+        max_window_key_indices=11,
+        monitor_interval=0.5,
+    )
+    expected = replace(
+        node.rdma,
+        bulk_width=3,
+        num_lanes=3,
+        progress="polling",
+        max_endpoints=5,
+        max_send_wr=7,
+        max_cqes=99,
+        window_key_indices_max=11,
+        monitor_interval=0.5,
+    )
+    assert config.node_config() == replace(node, rdma=expected)
+
+
+def test_an_engines_node_can_register_as_much_as_the_engine_may() -> None:
+    small = NodeConfig(rdma=RdmaConfig(pool=RdmaPoolConfig(registered_bytes_budget=MIB)))
+    config = EngineConfig(node=small, max_cached_mr_bytes=5 * MIB, max_staging_bytes=2 * MIB)
+    assert config.node_config().rdma.pool.registered_bytes_budget == 7 * MIB
+    assert EngineConfig().node_config().rdma.pool == RdmaPoolConfig()  # a larger one stays

@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from orbit.model import Address, Handle, Incarnation, PeerIdentity, RemoteKey, SlotId, WorkerId
+from orbit.model import (
+    Address,
+    Handle,
+    Incarnation,
+    PeerIdentity,
+    RegionAccess,
+    RemoteKey,
+    SlotId,
+    WorkerId,
+)
 from orbit.protocol.address import NodeAddress
 from orbit.protocol.binding import Binding, GrantRecord, process_id, verify_binding
 from orbit.protocol.bootstrap import Admit, Established, Listener, Proven, refusal_frame
@@ -28,6 +37,7 @@ from orbit.protocol.framing import (
     encode_on_stream,
 )
 from orbit.protocol.messages import BulkHello, Hello, Limits, MetadataRequest, Proof, RailHint
+from orbit.protocol.remote_region import RemoteRegion
 from orbit.protocol.security import BulkGate, BulkTickets, dialer_proof
 from orbit.protocol.ticket import Ticket
 
@@ -67,6 +77,7 @@ GRANT = GrantRecord(
 )
 ADDRESS = NodeAddress(WorkerId(1), Incarnation(2), (Endpoint("10.0.0.1", 7000),), (_RAIL,))
 TICKET = Ticket(ADDRESS, Handle(WorkerId(1), SlotId(9)), "file.bin", 12345, "5a" * 32)
+REGION = RemoteRegion(Handle(WorkerId(1), SlotId(9)), 1 << 33, RegionAccess.READ_WRITE)
 
 
 LISTENER_ANSWER = replace(LISTENER_HELLO, target=HELLO.worker_id, attempt=HELLO.attempt)
@@ -109,6 +120,7 @@ VALUES = {
     "binding": GRANT.binding().encode(SESSION_KEY),
     "address": bytes(ADDRESS),
     "ticket": str(TICKET).encode(),
+    "remote_region": str(REGION).encode(),
 }
 
 
