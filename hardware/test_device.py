@@ -96,7 +96,7 @@ def test_range(run_async: Callable[..., Any], capsys: pytest.CaptureFixture[str]
     async def enforced() -> bool:
         path = await open_end()
         await path.close()
-        return all(rail.range_enforced for rail in path.rails)
+        return all(rail.range_enforced for rail in path.hints)
 
     answer = "enforced" if run_async(enforced()) else "NOT enforced by this device"
     with capsys.disabled():

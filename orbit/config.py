@@ -37,7 +37,8 @@ _TRUE = frozenset({"1", "true", "yes", "on"})  # a kill switch must not fire on 
 
 KILL_SWITCH = "ORBIT_RDMA_RENDEZVOUS_DISABLE"
 _PINS = ("ORBIT_DEVICE", "ORBIT_PORT", "ORBIT_GID_INDEX", "ORBIT_PKEY", "ORBIT_TRANSPORT")
-_KNOWN = (*_PINS, KILL_SWITCH)
+_LISTS = ("ORBIT_RDMA_WHITELIST", "ORBIT_RDMA_BLACKLIST")
+_KNOWN = (*_PINS, *_LISTS, KILL_SWITCH)
 # Read by the build, the lab and the command line, not by a node.
 _ELSEWHERE = ("ORBIT_RESULTS", "ORBIT_SOAK", "ORBIT_WITHOUT_VERBS", "ORBIT_VERBS_INCLUDE")
 _ELSEWHERE_PREFIXES = ("ORBIT_LAB",)
@@ -102,9 +103,9 @@ class RdmaConfig:
     drop_dereg_timeout: float = 30.0  # bound on the deregistration that a dropped guard starts
     window_key_indices_max: int = 65_536
     device_timeout_s: float = 2.0  # bound on one connect or teardown step
-    # How completions of messages are found (D10): "event" sleeps in the event loop, "spin" polls
-    # for `spin_us` after activity first, "polling" has a native thread per device, which takes a
-    # processor while there is traffic.
+    # How completions are found (D10): "event" sleeps in the event loop, "spin" polls for `spin_us`
+    # after activity first (messages only), "polling" has a native thread for each completion queue,
+    # which takes a processor while there is traffic.
     progress: str = "event"
     spin_us: int | None = None  # None: by mode; none in event mode on one or two processors
 
@@ -389,6 +390,10 @@ def resolve(config: NodeConfig, environ: Mapping[str, str] | None = None) -> Nod
         rdma = replace(rdma, pkey=_integer("ORBIT_PKEY", text))
     if (text := env.get("ORBIT_PORT")) is not None and not _injected(text):
         rdma = replace(rdma, port=_integer("ORBIT_PORT", text))
+    if (text := env.get("ORBIT_RDMA_WHITELIST")) is not None:
+        rdma = replace(rdma, whitelist=_names(text))
+    if (text := env.get("ORBIT_RDMA_BLACKLIST")) is not None:
+        rdma = replace(rdma, blacklist=_names(text))
     rendezvous = config.rendezvous
     if env.get(KILL_SWITCH, "").strip().lower() in _TRUE:
         rendezvous = replace(rendezvous, enabled=False)
@@ -485,6 +490,10 @@ def _integer(knob: str, text: str) -> int:
         return int(text, 0)
     except ValueError:
         raise ConfigError(knob, text, "is not a number") from None
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _check_range(knob: str, value: object, low: int, high: int) -> None:

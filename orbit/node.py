@@ -93,6 +93,8 @@ __all__ = [
 
 _log = logging.getLogger("orbit")
 
+RailsNow = Callable[[], tuple[RailHint, ...]]
+
 
 class Node(Live, HandleCalls, MessagingCalls):
     """One process's endpoint: registers data under handles, fetches by the handles of others, and
@@ -115,7 +117,7 @@ class Node(Live, HandleCalls, MessagingCalls):
         self._serving = Serving(self, self._recorder.counters)
         self._service: MessagingService | None = None
         self._address: NodeAddress | None = None
-        self._rails: tuple[RailHint, ...] = ()
+        self._rails: RailsNow = tuple
         self._limits = Limits()
         self._identity = PeerIdentity(WorkerId(1), Incarnation(0))
         self._closing: asyncio.Task[None] | None = None
@@ -164,7 +166,7 @@ class Node(Live, HandleCalls, MessagingCalls):
             endpoints = _advertised(config, self._listener)
             identity = self._identity
             self._address = NodeAddress(
-                identity.worker_id, identity.incarnation, endpoints, self._rails
+                identity.worker_id, identity.incarnation, endpoints, self._rails()
             )
         except BaseException:
             await self.close()
@@ -248,7 +250,7 @@ class Node(Live, HandleCalls, MessagingCalls):
             target=target,
             attempt=secrets.token_bytes(ATTEMPT_BYTES) if start is None else start.attempt,
             nonce=secrets.token_bytes(NONCE_BYTES),
-            rails=self._rails,
+            rails=self._rails(),
             limits=self._limits,
             endpoints=() if address is None else tuple(map(str, address.endpoints)),
             dial_number=0 if start is None else start.number,
@@ -345,22 +347,22 @@ def _granted(config: NodeConfig, limits: Limits) -> Limits:
     )
 
 
-async def _open_paths(config: NodeConfig) -> tuple[Paths, tuple[RailHint, ...], Limits]:
-    """The paths, and what the hello says of them."""
+async def _open_paths(config: NodeConfig) -> tuple[Paths, RailsNow, Limits]:
+    """The paths, and what each hello says of them."""
     no_progress_s = config.timeouts.no_progress_s
     tcp = TcpPath(_dial_options(config), TcpPathOptions(no_progress_s=no_progress_s))
     if not config.rdma.enabled or config.transport is Transport.TCP:
         detail = "this node does not use RDMA by its configuration"
-        return Paths(tcp, rdma_detail=detail), (), Limits()
+        return Paths(tcp, rdma_detail=detail), tuple, Limits()
     if sys.platform != "linux":
-        return Paths(tcp, None, PathReason.NO_DEVICE, "RDMA needs Linux"), (), Limits()
+        return Paths(tcp, None, PathReason.NO_DEVICE, "RDMA needs Linux"), tuple, Limits()
     # Imported here: a TCP node needs no ctypes, and a build without verbs has no helper.
     from .verbs.opening import open_rdma_path
 
     rdma, reason, detail = await open_rdma_path(None, _rdma_path_config(config))
     if rdma is None:
-        return Paths(tcp, None, reason, detail), (), Limits()
-    return Paths(tcp, rdma, PathReason.OK, detail, rdma.memory), rdma.rails, rdma.limits
+        return Paths(tcp, None, reason, detail), tuple, Limits()
+    return Paths(tcp, rdma, PathReason.OK, detail, rdma.memory), lambda: rdma.hints, rdma.limits
 
 
 def _check_demand(config: NodeConfig, paths: Paths) -> None:

@@ -50,6 +50,44 @@ async def the_same_bytes_share_one_registration(open_memory: OpenMemory) -> None
         await rig.memory.deregister(renewed)
 
 
+async def two_views_of_a_range_are_two_registrations(open_memory: OpenMemory) -> None:
+    async with open_memory(PoolSettings()) as rig:
+        view = memoryview(bytearray(100_000))
+        local = await rig.memory.register(view, remote=False)
+        parent = await rig.memory.register(view)
+        assert figures(rig).regions == 2
+        assert figures(rig).registered_bytes == 2 * local.page_bytes * rig.devices
+        assert local.parts[0].arena is not parent.parts[0].arena
+        again = await rig.memory.register(view, remote=False)
+        assert again.parts[0].arena is local.parts[0].arena
+        assert figures(rig).regions == 2
+        await rig.memory.deregister(local)
+        await rig.memory.deregister(parent)
+        assert figures(rig).regions == 1  # `again` holds its own
+        await rig.memory.deregister(again)
+        assert rig.memory.budget.charged_bytes == 0
+
+
+async def a_view_that_is_refused_leaves_the_other(open_memory: OpenMemory) -> None:
+    async with open_memory(PoolSettings()) as rig:
+        view = memoryview(bytearray(100_000))
+        for remote in (False, True):
+            held = await rig.memory.register(view, remote=not remote)
+            charged = rig.memory.budget.charged_bytes
+            rig.refuse(registrations=1)
+            await failed(rig.memory.register(view, remote=remote), DeviceError)
+            assert rig.memory.budget.charged_bytes == charged
+            assert figures(rig).regions == 1
+            other = await rig.memory.register(view, remote=remote)
+            rig.refuse(deregistrations=1)
+            await failed(rig.memory.deregister(other), DeviceError)
+            assert rig.memory.budget.charged_bytes > charged  # what was refused stays charged
+            await rig.memory.deregister(held)
+            assert figures(rig).regions == 1
+            await rig.memory.deregister(other)
+            assert rig.memory.budget.charged_bytes == 0
+
+
 async def overlapping_ranges_are_separate(open_memory: OpenMemory) -> None:
     async with open_memory(PoolSettings()) as rig:
         view = memoryview(bytearray(8 * PAGE_BYTES))
@@ -124,6 +162,8 @@ async def a_cancelled_registration_is_rolled_back(open_memory: OpenMemory) -> No
 REGISTRATION_CASES: Final[tuple[MemoryCase, ...]] = (
     whole_pages_are_charged_and_given_back,
     the_same_bytes_share_one_registration,
+    two_views_of_a_range_are_two_registrations,
+    a_view_that_is_refused_leaves_the_other,
     overlapping_ranges_are_separate,
     a_refused_deregistration_can_be_tried_again,
     a_long_range_is_cut_into_parts,

@@ -31,6 +31,7 @@ class RailFacts:
     numa_node: int = -1
     link_layer: str = "ethernet"
     detail: str = ""
+    numa_distances: tuple[tuple[int, int], ...] = ()  # node, and how far it is from this rail's
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,8 @@ class RailedPath(Protocol):
     ) -> Exposure:
         """Source: as DataPath.expose, with a grant for each run of bytes (cut where a piece of
         `span` ends), on the array that the run names. The runs cover `span` exactly. All or
-        nothing. Raises PathUnavailable; then nothing was exposed.
+        nothing. Raises PathUnavailable; then nothing was exposed. `retract` with `transferred`
+        raises PathFailed of a READ, too, whose receipts did not all come.
         """
 
     def rail_statistics(self) -> RailStatistics:

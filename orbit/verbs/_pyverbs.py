@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import DeviceError
 from .async_events import AsyncEvent, Subject, event_of, kind_of, subject_of
+from .discovery import read_gids
+from .gid_ranking import GidEntry
 from .pinned import Field, PinnedObject, native_pointer
 from .provider import (
     DeviceLimits,
@@ -61,6 +63,7 @@ _QP_NUM_OFFSET = 52  # in struct ibv_qp
 
 _SRQ_LIMIT = 2  # the mask bit of ibv_modify_srq
 _SRQ_ATTR = struct.Struct("=3I")  # struct ibv_srq_attr: max_wr, max_sge, srq_limit
+_PKEY = struct.Struct(">H")  # big-endian on every host
 # struct ibv_async_event, which pyverbs keeps at the end of its object: element, event_type.
 _ASYNC_EVENT = struct.Struct("=QI4x")
 
@@ -465,6 +468,7 @@ class PyverbsContext(PinnedObject):
             link_layer=_LINK_LAYERS.get(found.link_layer, "unspecified"),
             gid_count=found.gid_tbl_len,
             max_message_bytes=found.max_msg_sz,
+            pkey_count=found.pkey_tbl_len,
         )
 
     def gid(self, port: int, index: int) -> str:
@@ -472,6 +476,20 @@ class PyverbsContext(PinnedObject):
         with _typed(self._device, "query_gid"):
             text = str(self._context.query_gid(port, index))
         return socket.inet_ntop(socket.AF_INET6, socket.inet_pton(socket.AF_INET6, text))
+
+    def gid_entries(self, port: int) -> Sequence[GidEntry]:
+        self._alive()
+        return read_gids(self._device, port)
+
+    def pkey(self, port: int, index: int) -> int:
+        self._alive()
+        query = _pyverbs().library.ibv_query_pkey
+        query.argtypes = (ctypes.c_void_p, ctypes.c_uint8, ctypes.c_int, ctypes.c_void_p)
+        found = ctypes.create_string_buffer(_PKEY.size)
+        if query(self._native, port, index, found):
+            raise DeviceError(self._device, "query_pkey", ctypes.get_errno())
+        (pkey,) = _PKEY.unpack(found.raw)
+        return int(pkey)
 
     def allocate_domain(self) -> PyverbsDomain:
         self._alive()

@@ -7,17 +7,17 @@ pools. Blocking verbs go through its offload threads. It knows no peers, no gran
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..errors import ClosedError, DeviceError, PathUnavailable
+from ..errors import ClosedError, DeviceError, OrbitError, PathUnavailable
 from ..model import Address, PathName, PathReason
 from ..protocol.messages import RailHint
 from .device_messaging import DeviceMessaging
 from .device_regions import DeviceRegions
-from .lane import LaneGroup
+from .lane_group import LaneGroup, fitted
 from .offload import Offload
+from .poll_cpus import poll_cpus
 from .provider import (
     DeviceLimits,
     NativeContext,
@@ -28,6 +28,8 @@ from .provider import (
 )
 from .queue_pair import BulkQueuePair, FailedHandler, LocalEnd
 from .quirks import Quirks, quirks_of
+from .rail_pairs import is_gid
+from .rail_state import RailPlace, RailState
 from .settings import RdmaPathConfig
 from .turn import Turn
 from .windows import DomainWindows, WindowPool
@@ -44,27 +46,24 @@ class DeviceContext:
         context: NativeContext,
         domain: NativeDomain,
         limits: DeviceLimits,
-        rail: RailHint,
+        state: RailState,
         config: RdmaPathConfig,
         offload: Offload,
-        pkey_index: int,
     ) -> None:
         self.turn = turn
         self.limits = limits
-        self.rail = rail
+        self.state = state
         self.config = config
         self.offload = offload
         self.windows = DomainWindows(domain, config.window_key_indices_max)
-        self.lanes = LaneGroup(
-            turn, context, min(config.cq_depth, limits.max_cqe), config.effective_spin_us
-        )
+        self.lanes = LaneGroup(turn, context, config, lambda: poll_cpus(self.numa_node))
         self.regions = DeviceRegions(turn, domain, offload)
-        self.queue_pairs = 0  # alive
         self.messaging = DeviceMessaging(context, domain, offload)
-        self._pkey_index = pkey_index
+        self._queue_pairs: set[BulkQueuePair] = set()  # alive
         self._context = context
         self._domain = domain
         self._closing: asyncio.Lock = asyncio.Lock()
+        state.watch(self._fail_queue_pairs)
 
     @classmethod
     async def open(
@@ -74,14 +73,17 @@ class DeviceContext:
         config: RdmaPathConfig,
         offload: Offload,
         pkey_index: int = 0,
+        place: RailPlace | None = None,
     ) -> DeviceContext:
-        """Raises DeviceError, PathUnavailable (port_down), having closed what it opened."""
+        """One whose port is down but has an address is paused. Raises DeviceError, PathUnavailable
+        (port_down: without an address), having closed what it opened.
+        """
 
         def open_all() -> DeviceContext:
             context = provider.open(rail.device)
             try:
                 port = context.port(rail.port)
-                if not port.active:
+                if not port.active and not is_gid(rail.gid):
                     raise PathUnavailable(
                         PathName.RDMA,
                         PathReason.PORT_DOWN,
@@ -94,15 +96,44 @@ class DeviceContext:
             except BaseException:
                 context.close()
                 raise
-            return cls(
-                provider.turn, context, domain, limits, current, granted, offload, pkey_index
-            )
+            state = RailState(context, current, place or RailPlace(), config, pkey_index)
+            if not port.active:
+                state.fence(f"port {rail.port} is {port.state}")
+            return cls(provider.turn, context, domain, limits, state, granted, offload)
 
         return await offload.run("opening a device", _OPEN_TIMEOUT_S, open_all)
 
     @property
     def name(self) -> str:
         return self.rail.device
+
+    @property
+    def rail(self) -> RailHint:
+        """Its address as of now. That of a paused one may be another when it serves again."""
+        return self.state.rail
+
+    @property
+    def nic(self) -> int:
+        return self.state.place.nic
+
+    @property
+    def numa_node(self) -> int:
+        return self.state.place.numa_node
+
+    @property
+    def active(self) -> bool:
+        """Queue pairs can be made. A paused one has its registrations, and nothing more."""
+        return not self.state.paused
+
+    @property
+    def paused(self) -> str:
+        """Why it is not active."""
+        return self.state.paused
+
+    @property
+    def queue_pairs(self) -> int:
+        """Alive, for bulk work."""
+        return len(self._queue_pairs)
 
     @property
     def quirks(self) -> Quirks:
@@ -113,35 +144,35 @@ class DeviceContext:
         return not self._context.native
 
     def local_end(self, psn: int, *, remote_read: bool, remote_write: bool = False) -> LocalEnd:
-        """For a connection that is made now: the GID is looked up by value, since its index is
-        given to another address when an interface is reconfigured. Raises DeviceError.
-        """
-        port, gid = self.rail.port, ipaddress.IPv6Address(self.rail.gid)
-        indexes = [self.rail.gid_index, *range(self._context.port(port).gid_count)]
-        for index in indexes:
-            if ipaddress.IPv6Address(self._context.gid(port, index)) == gid:
-                return LocalEnd(port, index, self._pkey_index, psn, remote_read, remote_write)
-        raise DeviceError(self.name, "query_gid", 0, f"port {port} has lost its GID {gid}")
+        """For a connection that is made now. Raises DeviceError."""
+        return self.state.local_end(psn, remote_read=remote_read, remote_write=remote_write)
 
-    def create_queue_pair(self, on_failed: FailedHandler, inline_bytes: int = 0) -> BulkQueuePair:
-        """Not connected yet. Raises DeviceError, ClosedError."""
+    def create_queue_pair(
+        self, on_failed: FailedHandler, inline_bytes: int = 0, *, trial: bool = False
+    ) -> BulkQueuePair:
+        """Not connected yet. A `trial` is made on a paused rail, too, to see if it can be resumed.
+        Raises PathUnavailable (the rail is paused), DeviceError, BudgetExceeded (no lane has room),
+        ClosedError.
+        """
         self._check_open()
-        entries = BulkQueuePair.completion_entries(self.config)
-        lane = self.lanes.place(entries, asyncio.get_running_loop())
+        if not trial:
+            self.state.check_active()
+        lane = self.lanes.place(asyncio.get_running_loop())
         try:
             native = self._domain.create_queue_pair(
                 lane.cq, lane.cq, BulkQueuePair.asked_caps(self.config, inline_bytes)
             )
         except DeviceError:
-            lane.repay(entries)
+            lane.repay(self.config.work_entries)
             raise
-        self.queue_pairs += 1
-        return BulkQueuePair(native, lane, self.turn, self.offload, self.config, on_failed)
+        made = BulkQueuePair(native, lane, self.turn, self.offload, self.config, on_failed)
+        self._queue_pairs.add(made)
+        return made
 
     async def destroy_queue_pair(self, queue_pair: BulkQueuePair) -> None:
         """Drained and without a bound window. Raises DeviceError, DeadlineExceeded."""
         await queue_pair.close()
-        self.queue_pairs -= 1
+        self._queue_pairs.discard(queue_pair)
 
     def window_pool(self) -> WindowPool:
         """For one queue pair that exists already."""
@@ -188,18 +219,33 @@ class DeviceContext:
     async def _run_close(self, close: Callable[[], None]) -> None:
         await self.offload.run("closing a device", self.config.drain_timeout_s, close)
 
+    def _fail_queue_pairs(self, cause: OrbitError) -> None:
+        """Their owners drain and destroy them."""
+        for queue_pair in list(self._queue_pairs):
+            queue_pair.fail(cause)
+
     def _check_open(self) -> None:
         if self.closed:
             raise ClosedError(f"device {self.name}")
+
+
+def find_device(devices: Sequence[DeviceContext], gid: str) -> DeviceContext | None:
+    """The one whose rail has that address; else the one whose rail had it: a peer goes on calling
+    it what it was called when their epoch began.
+    """
+    known = [device for device in devices if device.state.answers_to(gid)]
+    return next((d for d in known if d.rail.gid == gid), known[0] if known else None)
 
 
 def _clamped(config: RdmaPathConfig, limits: DeviceLimits, port: PortFacts) -> RdmaPathConfig:
     """What this device can give: depths, one slot of each queue being kept for the drain, and the
     length of one READ.
     """
-    return replace(
+    depths = replace(
         config,
         piece_bytes=min(config.piece_bytes, port.max_message_bytes),
         send_depth=min(config.send_depth, limits.max_qp_wr - 1),
         recv_depth=min(config.recv_depth, limits.max_qp_wr - 1),
     )
+    send_depth, recv_depth, cq_depth = fitted(depths, limits.max_cqe)
+    return replace(depths, send_depth=send_depth, recv_depth=recv_depth, cq_depth=cq_depth)

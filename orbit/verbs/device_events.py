@@ -29,6 +29,7 @@ class DeviceEvents:
         self._handlers: list[EventHandler] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fd = -1
+        self.lost: DeviceError | None = None  # nothing is heard of the device any more
 
     def watch(self, handler: EventHandler) -> None:
         self._handlers.append(handler)
@@ -56,6 +57,7 @@ class DeviceEvents:
                 logger.error(
                     "%s: asynchronous events cannot be read: %s", self._context.device, error
                 )
+                self.lost = error
                 self.close()
                 return
             if event is None:

@@ -2,14 +2,15 @@
 
 Reads sysfs for devices, ports and GIDs, and looks for the device nodes; each device gets its own
 verdict, so that one unusable device never hides another. It opens no device, picks nothing (that is
-`rails`), and takes its roots and its view of the network as arguments, so fake trees work.
+`rail_choice`), and takes its roots and its view of the network as arguments, so fake trees work.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ..errors import DeviceError
 from ..model import PathReason
 from .gid_ranking import GidEntry, GidKind, Netdev, gid_bytes, gid_text
 from .netdevs import read_netdevs
+from .topology import UNKNOWN_NODE, numa_node_of, pci_path_of
 
 _SYSFS = Path("/sys")
 _NODES = Path("/dev/infiniband")
@@ -66,6 +68,7 @@ class PortReport:
     lid: int
     pkeys: tuple[int, ...]
     gids: tuple[GidEntry, ...]
+    nic: int = 0  # its place among all ports of all devices that are listed, whatever their state
 
     @property
     def verdict(self) -> Verdict:
@@ -83,6 +86,13 @@ class DeviceReport:
     verdict: Verdict
     detail: str
     ports: tuple[PortReport, ...]
+    numa_node: int = UNKNOWN_NODE
+    pci_path: tuple[str, ...] = ()  # empty: on no PCI bus
+
+    @property
+    def within_reach(self) -> bool:
+        """It can be opened, whatever its ports are like now."""
+        return self.verdict in (Verdict.USABLE, Verdict.NO_GID, Verdict.PORT_DOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,24 +140,29 @@ def discover(
     node_names = _uverbs_by_device(sysfs)
     known = None if provider_devices is None else frozenset(provider_devices())
     names = sorted(_entries(sysfs / "class/infiniband"), key=_natural)
-    devices = tuple(
-        _inspect(sysfs / "class/infiniband" / name, node_names.get(name), nodes, known)
-        for name in names
-    )
-    return Discovery(devices, interfaces)
+    devices: list[DeviceReport] = []
+    nics = itertools.count()
+    for name in names:
+        folder = sysfs / "class/infiniband" / name
+        ports = tuple(replace(port, nic=next(nics)) for port in _read_ports(folder))
+        node = nodes / node_names[name] if name in node_names else None
+        verdict, detail = _judge(name, node, known, ports)
+        report = DeviceReport(name, str(node or ""), verdict, detail, ports)
+        place = numa_node_of(folder, sysfs=sysfs), pci_path_of(folder, sysfs=sysfs)
+        devices.append(replace(report, numa_node=place[0], pci_path=place[1]))
+    return Discovery(tuple(devices), interfaces)
 
 
-def _inspect(
-    folder: Path, node_name: str | None, nodes: Path, known: frozenset[str] | None
-) -> DeviceReport:
-    ports = tuple(
-        _read_port(folder / "ports" / number, int(number))
-        for number in sorted(_entries(folder / "ports"), key=_natural)
-        if number.isdigit()
-    )
-    node = nodes / node_name if node_name else None
-    verdict, detail = _judge(folder.name, node, known, ports)
-    return DeviceReport(folder.name, str(node or ""), verdict, detail, ports)
+def read_gids(device: str, port: int, *, sysfs: Path = _SYSFS) -> tuple[GidEntry, ...]:
+    """The non-empty rows of one port's GID table, as of now."""
+    folder = sysfs / "class/infiniband" / device / "ports" / str(port)
+    return _read_gids(folder, _link_layer(folder))
+
+
+def _read_ports(folder: Path) -> Iterator[PortReport]:
+    for number in sorted(_entries(folder / "ports"), key=_natural):
+        if number.isdigit():
+            yield _read_port(folder / "ports" / number, int(number))
 
 
 def _judge(
@@ -173,8 +188,7 @@ def _judge(
 
 def _read_port(folder: Path, number: int) -> PortReport:
     state, _, state_name = _read(folder / "state").partition(":")
-    link_layer = (_read(folder / "link_layer") or "Ethernet").lower()
-    gids = (_read_gid(folder, int(i), link_layer) for i in _indices(folder / "gids"))
+    link_layer = _link_layer(folder)
     return PortReport(
         number=number,
         state=state_name.strip() or state or "unknown",
@@ -182,8 +196,17 @@ def _read_port(folder: Path, number: int) -> PortReport:
         link_layer=link_layer,
         lid=_integer(_read(folder / "lid"), 0),
         pkeys=tuple(_integer(_read(folder / "pkeys" / i), 0) for i in _indices(folder / "pkeys")),
-        gids=tuple(gid for gid in gids if gid is not None),
+        gids=_read_gids(folder, link_layer),
     )
+
+
+def _link_layer(port: Path) -> str:
+    return (_read(port / "link_layer") or "Ethernet").lower()
+
+
+def _read_gids(port: Path, link_layer: str) -> tuple[GidEntry, ...]:
+    gids = (_read_gid(port, int(i), link_layer) for i in _indices(port / "gids"))
+    return tuple(gid for gid in gids if gid is not None)
 
 
 def _read_gid(port: Path, index: int, link_layer: str) -> GidEntry | None:

@@ -1,4 +1,4 @@
-"""What one lease opens at its source: a grant for each piece of the span, all of them or none.
+"""What one lease opens at its source: a grant for each part of the span, all of them or none.
 
 Owns the order: every window and receive is reserved before anything is bound, so that a lease that
 does not fit costs no queue pair; then all are bound at once; they are published and end together.
@@ -17,17 +17,21 @@ from ..protocol.descriptor import Descriptor, encode_descriptor
 from ..protocol.grants import Done, SessionClosed
 from ..transport.interface import Exposure, Session, Span
 from .grant_ends import GrantPart
-from .source import SourceGrant
+from .naps import nap_until_done
+from .source import SourceGrant, SourceMember
 from .source_arrays import SourceArrays
+from .source_runs import ArrayPart
 from .targets import region_of
 
 
 class LeaseGrants:
-    """The grants of one lease, in payload order."""
+    """The grants of one lease, in payload order. `whole`: who says that all was transferred is told
+    when it was not.
+    """
 
-    def __init__(self, direction: Direction, grants: Sequence[SourceGrant]) -> None:
-        self._direction = direction
+    def __init__(self, grants: Sequence[SourceGrant], *, whole: bool) -> None:
         self._grants = grants
+        self._whole = whole
 
     @property
     def ended(self) -> bool:
@@ -56,11 +60,9 @@ class LeaseGrants:
         done.
         """
         grants = self._grants
-        for grant in grants:
-            grant.begin()
-        grants[0].member.queue_pair.lane.nap(
-            lambda: all(grant.published.done() for grant in grants), nap_us
-        )
+        for member, served in _by_member(grants).items():
+            member.bind(served)
+        nap_until_done(((g.member.queue_pair.lane, g.published) for g in grants), nap_us)
         try:
             await _all_done([g.published for g in grants], until_error=True)
         except asyncio.CancelledError:
@@ -97,11 +99,11 @@ class LeaseGrants:
             grant.released.result()
 
     def check_whole(self, *, transferred: bool) -> None:
-        """After `end`. Raises PathFailed for a push that its requester calls transferred, but whose
+        """After `end`. Raises PathFailed for what its requester calls transferred, but whose
         receipts did not all come.
         """
         missing = sum(not grant.receipted for grant in self._grants)
-        if transferred and missing and self._direction is Direction.WRITE:
+        if transferred and missing and self._whole:
             detail = f"{missing} of {len(self._grants)} receipts did not come"
             raise PathFailed(PathName.RDMA, PathReason.GET_FAILED, detail)
 
@@ -124,49 +126,49 @@ class LeaseGrants:
 def reserve(
     arrays: SourceArrays,
     session: Session,
-    span: Span,
+    parts: Sequence[ArrayPart],
     lease_id: LeaseId,
-    array: int,
     direction: Direction,
     generations: Iterator[int],
-) -> LeaseGrants:
-    """Grants over the pieces of `span` that have bytes, spread over the array's queue pairs. Raises
-    PathUnavailable, having given back what it took.
+) -> list[SourceGrant]:
+    """A grant for each part, each on a queue pair of the part's array. Raises PathUnavailable,
+    having given back what it took.
     """
-    pieces = [piece for piece in span.pieces if piece.view.nbytes]
+    if not parts:
+        raise InternalError("a lease of no bytes has no grants")
+    for array in dict.fromkeys(array for array, _ in parts):
+        arrays.poll(session, array, direction)
     grants: list[SourceGrant] = []
     request_id = b""
     try:
-        for index, piece in enumerate(pieces):
+        for index, (array, piece) in enumerate(parts):
             generation = next(generations)
             request_id = request_id or struct.pack(">QQ", lease_id, generation)
-            part = GrantPart(request_id, generation, index, len(pieces))
-            grants.append(_reserve_piece(arrays, session, piece, part, array, direction))
+            part = GrantPart(request_id, generation, index, len(parts))
+            member = arrays.choose(session, array, direction)
+            grants.append(_reserve_piece(member, piece, part))
     except BaseException:
         for grant in grants:
             grant.member.forget(grant)
         raise
-    if not grants:
-        raise InternalError("a lease of no bytes has no grants")
-    return LeaseGrants(direction, grants)
+    return grants
 
 
-def _reserve_piece(
-    arrays: SourceArrays,
-    session: Session,
-    piece: Span,
-    part: GrantPart,
-    array: int,
-    direction: Direction,
-) -> SourceGrant:
+def _reserve_piece(member: SourceMember, piece: Span, part: GrantPart) -> SourceGrant:
     pinned = piece.pinned
     if pinned is None:
         raise PathUnavailable(PathName.RDMA, PathReason.NOT_PINNED)
-    member = arrays.choose(session, array, direction, poll=part.index == 0)
     region = region_of(pinned, member.device)
     if region is None or piece.view.nbytes > pinned.view.nbytes:
         raise PathUnavailable(PathName.RDMA, PathReason.NOT_PINNED, "not registered any more")
     return member.reserve(part, pinned, piece.view.nbytes, region.native)
+
+
+def _by_member(grants: Sequence[SourceGrant]) -> dict[SourceMember, list[SourceGrant]]:
+    found: dict[SourceMember, list[SourceGrant]] = {}
+    for grant in grants:
+        found.setdefault(grant.member, []).append(grant)
+    return found
 
 
 def _exposure(grants: Sequence[SourceGrant]) -> Exposure:

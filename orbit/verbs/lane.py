@@ -1,8 +1,8 @@
-"""A lane: one completion queue with its channel, driven by the event loop.
+"""A lane: one completion queue and the work of the queue pairs on it.
 
-Owns the road from a completion to the code that waits for it: arm, poll again, wait on the
-channel's descriptor, dispatch by work-request id. An idle lane stays armed and costs nothing.
-It knows nothing of queue-pair states, grants or retries. All of it runs in the loop's thread.
+Owns the road from a completion to the code that waits for it, by work-request id and queue pair,
+and the count of entries that are promised. How completions are found is its source's business. It
+knows nothing of queue-pair states, grants or retries. All of it runs in the loop's thread.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from typing import Protocol
 
-from ..errors import DeviceError, InternalError
-from .provider import NativeChannel, NativeContext, NativeObject
+from ..errors import DeviceError, InternalError, OrbitError
+from .completion_source import BATCH, CompletionSource
+from .provider import NativeObject
 from .records import Completion
-from .turn import Turn
 
 logger = logging.getLogger("orbit.verbs")
 
 Handler = Callable[[Completion], None]
 
-_POLL_BATCH = 64
 _NAP_OUTSTANDING_MAX = 8
 _BATCHES_PER_CALLBACK = 8  # then other callbacks of the loop get their turn
 
@@ -35,29 +35,38 @@ class CompletionTable:
     def __init__(self) -> None:
         self._handlers: list[Handler | None] = []
         self._generations: list[int] = []
+        self._qp_nums: list[int | None] = []
         self._free: list[int] = []
         self.unknown = 0  # completions that nobody waited for: late, doubled or foreign
 
     def __len__(self) -> int:
         return len(self._handlers) - len(self._free)
 
-    def reserve(self, handler: Handler) -> int:
+    def reserve(self, handler: Handler, qp_num: int | None = None) -> int:
+        """An id for one work request of the queue pair `qp_num` (None: of any)."""
         if self._free:
             index = self._free.pop()
             self._handlers[index] = handler
+            self._qp_nums[index] = qp_num
         else:
             index = len(self._handlers)
             self._handlers.append(handler)
             self._generations.append(0)
+            self._qp_nums.append(qp_num)
         self._generations[index] = (self._generations[index] + 1) & 0xFFFF_FFFF
         return index | self._generations[index] << 32
 
-    def take(self, wr_id: int) -> Handler | None:
-        """The handler, once. None (and counted) for an id that is not waited for."""
-        handler = self._release(wr_id)
-        if handler is None:
-            self.unknown += 1
-        return handler
+    def take(self, wr_id: int, qp_num: int) -> Handler | None:
+        """The handler, once. None (and counted) for an id that is not waited for, or not from that
+        queue pair: then whoever waits goes on waiting.
+        """
+        index = wr_id & 0xFFFF_FFFF
+        if index < len(self._qp_nums) and self._qp_nums[index] in (None, qp_num):
+            handler = self._release(wr_id)
+            if handler is not None:
+                return handler
+        self.unknown += 1
+        return None
 
     def forget(self, wr_id: int) -> None:
         """Nothing will complete under this id, or it does not matter any more."""
@@ -74,72 +83,91 @@ class CompletionTable:
         return handler
 
 
-class Lane:
-    """One completion queue of `depth` entries. `open` it with `Lane.open`, then `start`."""
+class LaneUser(Protocol):
+    """A queue pair as its lane sees it."""
 
-    def __init__(
-        self, turn: Turn, channel: NativeChannel, cq: NativeObject, depth: int, spin_us: int
-    ) -> None:
-        self._turn = turn
-        self._channel = channel
-        self._cq = cq
+    @property
+    def sends(self) -> int:
+        """Send work whose end is not known yet."""
+
+    @property
+    def receives(self) -> int:
+        """Likewise."""
+
+    def fail(self, cause: OrbitError) -> None:
+        """The lane has failed: no new work. Raises nothing."""
+
+
+class Lane:
+    """One completion queue with room for `capacity` completions. `start` it once."""
+
+    def __init__(self, source: CompletionSource, capacity: int, spin_us: int) -> None:
+        self._source = source
         self._spin_us = spin_us
-        self._room = depth
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._armed = False
-        self._fd = -1
+        self._users: set[LaneUser] = set()
+        self._closed = False
+        self.capacity = capacity
+        self.charged = 0  # entries that are promised to queue pairs
         self.table = CompletionTable()
         self.failed: DeviceError | None = None
+        self.quarantined = False  # its own end was refused
         self.completions = 0
         self.found_at = 0.0  # when the completions that are being dispatched were found
         self.naps = 0
 
-    @classmethod
-    def open(cls, turn: Turn, context: NativeContext, depth: int, spin_us: int) -> Lane:
-        """Raises DeviceError, having closed what it made."""
-        channel = context.create_channel()
-        try:
-            cq = context.create_cq(depth, channel)
-        except DeviceError:
-            channel.close()
-            raise
-        return cls(turn, channel, cq, depth, spin_us)
-
     @property
     def cq(self) -> NativeObject:
-        return self._cq
+        return self._source.cq
+
+    @property
+    def source(self) -> CompletionSource:
+        return self._source
 
     @property
     def room(self) -> int:
         """Entries not yet promised to a queue pair."""
-        return self._room
+        return self.capacity - self.charged
+
+    @property
+    def outstanding(self) -> tuple[int, int]:
+        """Sends and receives of all its queue pairs whose end is not known yet."""
+        users = self._users
+        return sum(user.sends for user in users), sum(user.receives for user in users)
 
     def charge(self, entries: int) -> None:
         """Promise room for that many completions, flushes included: an overrun loses them
         silently.
         """
-        if entries > self._room:
-            raise InternalError(f"lane: {entries} completion entries asked, {self._room} left")
-        self._room -= entries
+        if entries > self.room:
+            raise InternalError(f"lane: {entries} completion entries asked, {self.room} left")
+        self.charged += entries
 
     def repay(self, entries: int) -> None:
-        self._room += entries
+        self.charged -= entries
+
+    def attach(self, user: LaneUser) -> None:
+        """It hears of the lane's failure from now on."""
+        self._users.add(user)
+
+    def detach(self, user: LaneUser) -> None:
+        self._users.discard(user)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Arm, and watch the channel from now on."""
+        """Watch the queue from now on. Raises DeviceError."""
         self._loop = loop
-        self._fd = self._channel.fd
-        loop.add_reader(self._fd, self._on_readable)
-        self._drain_and_arm()
+        self._source.start(loop, self._run)
 
     def poll(self) -> int:
-        """Dispatch up to one batch; how many."""
-        if self.failed is not None:
+        """Dispatch up to one batch; how many. A lane that has failed is polled all the same: what
+        it still gives proves to a drain that the device is done.
+        """
+        if self._closed:
             return 0
         try:
-            found = self._turn.poll(self._cq.native, _POLL_BATCH)
+            found = self._source.poll()
         except DeviceError as error:
-            self._fail(error)
+            self.fail(error)
             return 0
         self._dispatch(found)
         return len(found)
@@ -151,68 +179,72 @@ class Lane:
         meanwhile, so this is for waits that are expected to be shorter than one wake-up, and with
         much in flight, when the loop has other things to do, it only polls.
         """
-        if self._loop is None or self.failed is not None:
+        if self._loop is None or self._closed or self.failed is not None:
             return
         if len(self.table) > _NAP_OUTSTANDING_MAX:
             self.poll()
             return
+        found: list[Completion] = []
         left_us = nap_us
         # Not the loop's clock: uvloop's stands still within a callback.
         deadline = time.perf_counter() + nap_us / 1e6
         while left_us > 0 and not done():
             self.naps += 1
             try:
-                found = self._turn.wait(
-                    self._cq.native, self._channel.native, self._spin_us, left_us, _POLL_BATCH
-                )
+                found = self._source.nap(self._spin_us, left_us)
             except DeviceError as error:
-                self._fail(error)
+                self.fail(error)
                 return
-            # The helper leaves the queue armed only when it found nothing.
-            self._armed = not found
             self._dispatch(found)
             left_us = int((deadline - time.perf_counter()) * 1e6)
-        if not self._armed:
-            # What was found had raised an event if the queue was armed: the loop needs no waking.
-            self._on_readable()
+        if found:
+            self._take_event()
+
+    def fail(self, error: DeviceError) -> None:
+        """Nothing is promised of this queue any more: what uses it is told, and drains."""
+        if self.failed is not None or self._closed:
+            return
+        self.failed = error
+        logger.error("completion queue failed: %s", error)
+        self._source.stop()
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon(self._fail_users)  # this may be within a post or a poll of theirs
 
     def close(self) -> None:
         """Queue pairs are gone by now. Raises DeviceError; a further call continues."""
-        self._stop_watching()
-        self._cq.close()
-        self._channel.close()
+        self._closed = True
+        self._source.close()
 
-    def _stop_watching(self) -> None:
-        if self._loop is not None and self._fd >= 0 and not self._loop.is_closed():
-            self._loop.remove_reader(self._fd)
-        self._fd = -1
+    def _fail_users(self) -> None:
+        assert self.failed is not None
+        for user in tuple(self._users):
+            user.fail(self.failed)
 
-    def _on_readable(self) -> None:
+    def _take_event(self) -> None:
+        """What was found had raised an event if the queue was armed: the loop needs no waking."""
         try:
-            self._turn.drain_events(self._channel.native, self._cq.native)
+            self._source.look_for_event()
         except DeviceError as error:
-            self._fail(error)
+            self.fail(error)
             return
-        self._armed = False
-        self._drain_and_arm()
+        self._run()
 
-    def _drain_and_arm(self) -> None:
+    def _run(self) -> None:
+        """Dispatch what is there and go to sleep; in a later turn of the loop if it is much."""
         for _ in range(_BATCHES_PER_CALLBACK):
-            if self.failed is not None or self._fd < 0:
+            found = self.poll()
+            if self.failed is not None or self._closed:
                 return
-            if self.poll() == _POLL_BATCH:
+            if found == BATCH:
                 continue  # there may be more; fewer means that the queue was empty
-            if self._armed:
-                return
             try:
-                self._turn.arm(self._cq.native)
+                if self._source.park():
+                    return
             except DeviceError as error:
-                self._fail(error)
+                self.fail(error)
                 return
-            # A completion that was there at arm time raises no event: poll once more.
-            self._armed = True
         if self._loop is not None:
-            self._loop.call_soon(self._drain_and_arm)
+            self._loop.call_soon(self._run)
 
     def _dispatch(self, found: list[Completion]) -> None:
         if not found:
@@ -220,56 +252,10 @@ class Lane:
         self.completions += len(found)
         self.found_at = time.perf_counter()
         for completion in found:
-            handler = self.table.take(completion.wr_id)
+            handler = self.table.take(completion.wr_id, completion.qp_num)
             if handler is None:
                 continue
             try:
                 handler(completion)
             except Exception:  # one handler's bug must not lose the others' completions
                 logger.exception("completion handler failed")
-
-    def _fail(self, error: DeviceError) -> None:
-        """Nothing more can be learned from this queue: waiters end at their own deadlines."""
-        self.failed = error
-        self._stop_watching()
-        logger.error("completion queue failed: %s", error)
-
-
-class LaneGroup:
-    """Lanes of one device context; a further one opens when the others' room is spent."""
-
-    def __init__(self, turn: Turn, context: NativeContext, depth: int, spin_us: int) -> None:
-        self._turn = turn
-        self._context = context
-        self._depth = depth
-        self._spin_us = spin_us
-        self._lanes: list[Lane] = []
-
-    def __len__(self) -> int:
-        return len(self._lanes)
-
-    @property
-    def unknown_completions(self) -> int:
-        return sum(lane.table.unknown for lane in self._lanes)
-
-    @property
-    def failed(self) -> DeviceError | None:
-        return next((lane.failed for lane in self._lanes if lane.failed is not None), None)
-
-    def place(self, entries: int, loop: asyncio.AbstractEventLoop) -> Lane:
-        """A started lane with room for `entries`, already charged. Raises DeviceError."""
-        for lane in self._lanes:
-            if lane.failed is None and lane.room >= entries:
-                lane.charge(entries)
-                return lane
-        lane = Lane.open(self._turn, self._context, max(self._depth, entries), self._spin_us)
-        self._lanes.append(lane)
-        lane.start(loop)
-        lane.charge(entries)
-        return lane
-
-    def close(self) -> None:
-        """Raises DeviceError; a further call continues where this one stopped."""
-        while self._lanes:
-            self._lanes[-1].close()
-            self._lanes.pop()

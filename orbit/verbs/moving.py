@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import ClosedError, DeviceError, PathFailed, Unquiesced
 from ..model import Direction
 from ..transport.interface import Progress, PullReport
 from .admission import Share
+from .device import DeviceContext
+from .naps import nap_until_done
 from .requester import LocalMemory, RequesterMember, Transfer
 from .settings import RdmaPathConfig
 from .targets import Piece, PreparedMemory, Targets
@@ -41,8 +43,10 @@ class Move:
         self._targets = targets
         self._config = config
         self._progress = progress
-        self._member = transfers[0].member
-        self._direction = self._member.direction
+        self._direction = transfers[0].member.direction
+        self._devices: Sequence[DeviceContext] = list(
+            dict.fromkeys(transfer.member.device for transfer in transfers)
+        )
         self._nbytes = sum(transfer.record.length for transfer in transfers)
         self._prepared: PreparedMemory | None = None
         self._moved: dict[int, int] = {}  # bytes, by the transfer's place
@@ -58,17 +62,16 @@ class Move:
     def begin_nowait(self) -> bool:
         """Start if nothing has to be waited for. True: every byte has moved already."""
         began = self._clock()
-        self._prepared = self._targets.prepare_nowait(
-            self._member.device, self._pieces, self._direction
-        )
+        self._prepared = self._targets.prepare_nowait(self._devices, self._pieces, self._direction)
         if self._prepared is None:
             return False
         self._phases["target"] = self._clock() - began
         if len(self._transfers) > 1:
             return False
-        transfer, memory = self._transfers[0], self._prepared.memory
+        transfer = self._transfers[0]
+        memory = self._prepared.memory[transfer.member.device]
         try:
-            share = self._member.admission.acquire_nowait(self._nbytes, len(memory.borders))
+            share = transfer.member.admission.acquire_nowait(self._nbytes, len(memory.borders))
         except ClosedError:
             return False
         if share is not None:
@@ -80,7 +83,8 @@ class Move:
         """Raises PathFailed, Unquiesced. Not to be cancelled: use `cancel`."""
         prepared = self._prepared or await self._prepare()
         if len(self._transfers) == 1:
-            await self._feed_all([(self._transfers[0], prepared.memory, self._progress)])
+            (memory,) = prepared.memory.values()
+            await self._feed_all([(self._transfers[0], memory, self._progress)])
         else:
             await self._run_many(prepared.memory)
         ends = [transfer.finished for transfer in self._transfers]
@@ -112,9 +116,7 @@ class Move:
     async def _prepare(self) -> PreparedMemory:
         began = self._clock()
         try:
-            prepared = await self._targets.prepare(
-                self._member.device, self._pieces, self._direction
-            )
+            prepared = await self._targets.prepare(self._devices, self._pieces, self._direction)
         except PathFailed as error:
             self.cancel(str(error))  # hands the unused grants back by their receipts
             await asyncio.wait([transfer.finished for transfer in self._transfers])
@@ -123,7 +125,7 @@ class Move:
         self._phases["target"] = self._clock() - began
         return prepared
 
-    async def _run_many(self, memory: LocalMemory) -> None:
+    async def _run_many(self, memory: Mapping[DeviceContext, LocalMemory]) -> None:
         """Each queue pair's transfers in order, all queue pairs at once. The first failure gives up
         the rest.
         """
@@ -131,7 +133,7 @@ class Move:
         offset = 0
         for place, transfer in enumerate(self._transfers):
             transfer.finished.add_done_callback(self._one_finished)
-            part = memory.cut(offset, transfer.record.length)
+            part = memory[transfer.member.device].cut(offset, transfer.record.length)
             progress = None if self._progress is None else self._share_of_progress(place)
             waiting.setdefault(transfer.member, []).append((transfer, part, progress))
             offset += transfer.record.length
@@ -177,8 +179,10 @@ class Move:
     def _nap(self) -> None:
         """Wait for a short one here, where that is cheaper than one more wake-up."""
         if self._nbytes <= self._config.nap_bytes_max:
-            lane, transfers = self._member.queue_pair.lane, self._transfers
-            lane.nap(lambda: all(t.finished.done() for t in transfers), self._config.nap_us)
+            nap_until_done(
+                ((t.member.queue_pair.lane, t.finished) for t in self._transfers),
+                self._config.nap_us,
+            )
 
     def _share_of_progress(self, place: int) -> Progress:
         def moved(nbytes: int) -> None:

@@ -60,12 +60,6 @@ async def finish(operation: str, timeout_s: float, future: asyncio.Future[T]) ->
     return future.result()
 
 
-async def settled(future: asyncio.Future[T]) -> T:
-    """As `finish`, for as long as it takes: when this returns or raises, the call is over."""
-    await asyncio.wait([future])
-    return future.result()
-
-
 def _ignore(future: asyncio.Future[T]) -> None:
     """Take the exception of an abandoned call, so that it is not reported as forgotten."""
     if not future.cancelled():

@@ -1,14 +1,15 @@
 """From nothing to an open RDMA path, or the reason why there is none.
 
 Loads the provider, takes the rails that discovery and pins allow, opens and probes each, and hands
-the good ones to the path. A missing device is an answer here, never an exception.
+the good ones to the path. One whose port is down waits there. A missing device is an answer here,
+never an exception.
 """
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 from ..errors import DeviceError, OrbitError, PathUnavailable
 from ..model import PathReason
@@ -18,11 +19,13 @@ from .discovery import discover
 from .messaging.rdma_messages import RdmaMessages
 from .messaging.settings import RdmaMessagesConfig
 from .offload import Offload
-from .probe import probe
+from .probe import prove
 from .provider import Provider
-from .rail_choice import Pins, choose_rails
+from .rail_choice import Pins, RailChoice, choose_rails
+from .rail_state import RailPlace
 from .rdma_path import RdmaPath
 from .settings import RdmaPathConfig
+from .topology import numa_distances
 
 Opened = tuple[RdmaPath | None, PathReason, str]
 
@@ -34,6 +37,19 @@ _FURTHEST = (
     PathReason.PORT_DOWN,
     PathReason.PERMISSION,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    rail: RailHint
+    place: RailPlace
+    pkey_index: int = 0
+
+    @classmethod
+    def of(cls, choice: RailChoice) -> _Chosen:
+        distances = tuple(numa_distances(choice.numa_node).items())
+        place = RailPlace(choice.nic, choice.numa_node, distances)
+        return cls(choice.rail, place, choice.pkey_index)
 
 
 async def open_rdma_path(
@@ -53,11 +69,11 @@ async def open_rdma_path(
             return None, reason, detail
     if rails is None:
         choice = choose_rails(discover(), _pins(config))
-        chosen = [(rail.rail, rail.pkey_index) for rail in choice.rails]
+        chosen = [_Chosen.of(found) for found in choice.rails]
         if not chosen:
             return None, choice.reason, choice.detail
     else:
-        chosen = [(rail, 0) for rail in rails]
+        chosen = [_Chosen(rail, RailPlace(nic)) for nic, rail in enumerate(rails)]
         if not chosen:
             return None, PathReason.NO_DEVICE, "no rail was given"
     return await _open(provider, config, chosen)
@@ -72,30 +88,33 @@ def open_rdma_messages(path: RdmaPath, config: RdmaMessagesConfig) -> RdmaMessag
     return messages
 
 
-async def _open(
-    provider: Provider, config: RdmaPathConfig, rails: Sequence[tuple[RailHint, int]]
-) -> Opened:
+async def _open(provider: Provider, config: RdmaPathConfig, rails: Sequence[_Chosen]) -> Opened:
     offload = Offload()
     devices: list[DeviceContext] = []
     refused: dict[PathReason, str] = {}
-    for rail, pkey_index in rails:
-        device, reason, detail = await _open_device(provider, config, rail, pkey_index, offload)
+    for chosen in rails:
+        device, reason, detail = await _open_device(provider, config, chosen, offload)
         if device is None:
             refused.setdefault(reason, detail)
         else:
             devices.append(device)
     if devices:
-        return RdmaPath(devices, config, offload), PathReason.OK, "; ".join(refused.values())
+        paused = [f"{device.state} waits: {device.paused}" for device in devices if device.paused]
+        details = "; ".join([*refused.values(), *paused])
+        return RdmaPath(devices, config, offload), PathReason.OK, details
     offload.close()
     reason = next((r for r in _FURTHEST if r in refused), PathReason.DEVICE_FAILED)
     return None, reason, "; ".join(refused.values())
 
 
 async def _open_device(
-    provider: Provider, config: RdmaPathConfig, rail: RailHint, pkey_index: int, offload: Offload
+    provider: Provider, config: RdmaPathConfig, chosen: _Chosen, offload: Offload
 ) -> tuple[DeviceContext | None, PathReason, str]:
+    rail = chosen.rail
     try:
-        device = await DeviceContext.open(provider, rail, config, offload, pkey_index)
+        device = await DeviceContext.open(
+            provider, rail, config, offload, chosen.pkey_index, chosen.place
+        )
     except PathUnavailable as error:
         return None, PathReason(error.reason), error.detail
     except DeviceError as error:
@@ -104,13 +123,10 @@ async def _open_device(
         return None, reason, str(error)
     except TimeoutError as error:
         return None, PathReason.DEVICE_FAILED, f"{rail.device}: {error}"
-    result = await probe(device)
-    reason, detail = result.reason, result.detail
-    if reason is PathReason.OK and config.require_range and not result.range_enforced:
-        reason = PathReason.RANGE_NOT_ENFORCED
-        detail = f"{rail.device} ignores the range of a window, and require_range is set"
+    if device.paused and device.limits.window_type_2b:
+        return device, PathReason.OK, ""  # the rest is proven when it can be tried
+    reason, detail = await prove(device)
     if reason is PathReason.OK:
-        device.rail = replace(device.rail, range_enforced=result.range_enforced)
         return device, PathReason.OK, ""
     try:
         await device.close()
@@ -136,4 +152,6 @@ def _pins(config: RdmaPathConfig) -> Pins:
         gid_index=config.gid_index,
         gid=config.gid or None,
         pkey=config.pkey,
+        whitelist=config.whitelist,
+        blacklist=config.blacklist,
     )

@@ -7,7 +7,9 @@ no loop: whoever reads `fd` drains until `drain` returns fewer than it was asked
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Sequence
 
 from ..errors import ClosedError, DeviceError
 from .provider import NativeObject
@@ -18,11 +20,14 @@ from .turn import POLL_MAX, Completion, Turn
 IDLE_US = 1000
 NAP_US = 50
 
+logger = logging.getLogger("orbit.verbs")
+
 
 class NativePoller:
     """Polls `cq` from its making to `stop`; nobody else may poll the queue meanwhile. `entries` is
     the depth of the queue, so that the ring holds all of it. After `idle_us` without a completion
-    the thread sleeps `nap_us` between polls (0: never). Raises DeviceError.
+    the thread sleeps `nap_us` between polls (0: never). It stays on `cpus`, unless there are none
+    or it may use none of them. Raises DeviceError.
 
     Not for a machine of few cores: until it is idle the thread uses one up.
     """
@@ -35,6 +40,7 @@ class NativePoller:
         *,
         idle_us: int = IDLE_US,
         nap_us: int = NAP_US,
+        cpus: Sequence[int] = (),
     ) -> None:
         self._turn = turn
         self._cq: NativeObject | None = cq  # alive as long as the thread polls it
@@ -44,6 +50,15 @@ class NativePoller:
         except BaseException:
             os.close(self._fd)
             raise
+        if cpus:
+            self._bind(cpus)
+
+    def _bind(self, cpus: Sequence[int]) -> None:
+        """Elsewhere it polls as well, only slower: no reason to do without it."""
+        try:
+            self._turn.poller_bind(self._native, cpus)
+        except DeviceError as error:
+            logger.warning("a poller does not stay on processors %s: %s", list(cpus), error)
 
     @property
     def fd(self) -> int:

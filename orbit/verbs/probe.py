@@ -8,7 +8,7 @@ reports; what follows from the report is the path's decision.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ..errors import CompletionError, DeviceError, OrbitError, Unquiesced
@@ -46,11 +46,11 @@ class _ProbePair:
 
     @classmethod
     async def open(cls, device: DeviceContext) -> _ProbePair:
-        """Raises DeviceError."""
-        source = device.create_queue_pair(_ignore)
+        """Raises DeviceError, BudgetExceeded."""
+        source = device.create_queue_pair(_ignore, trial=True)
         try:
-            requester = device.create_queue_pair(_ignore)
-        except DeviceError:
+            requester = device.create_queue_pair(_ignore, trial=True)
+        except OrbitError:
             await device.destroy_queue_pair(source)
             raise
         return cls(device, source, requester)
@@ -124,6 +124,23 @@ class _ProbePair:
             await block.close()
 
 
+async def prove(device: DeviceContext) -> tuple[PathReason, str]:
+    """Probe it once in its life, before it serves: OK, or what is wrong. Never raises for what the
+    device does.
+    """
+    if device.state.proven:
+        return PathReason.OK, ""
+    result = await probe(device)
+    if result.reason is not PathReason.OK:
+        return result.reason, result.detail
+    if device.config.require_range and not result.range_enforced:
+        detail = f"{device.name} ignores the range of a window, and require_range is set"
+        return PathReason.RANGE_NOT_ENFORCED, detail
+    device.state.readdress(replace(device.rail, range_enforced=result.range_enforced))
+    device.state.proven = True
+    return PathReason.OK, ""
+
+
 async def probe(device: DeviceContext) -> ProbeResult:
     """Try the device. Never raises for what the device does; nothing of the trial is left."""
     if not device.limits.window_type_2b:
@@ -132,7 +149,7 @@ async def probe(device: DeviceContext) -> ProbeResult:
         )
     try:
         pair = await _ProbePair.open(device)
-    except (DeviceError, TimeoutError) as error:
+    except (OrbitError, TimeoutError) as error:
         return ProbeResult(PathReason.DEVICE_FAILED, str(error))
     try:
         result = await _try(pair)

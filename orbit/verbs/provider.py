@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .async_events import AsyncEvent
+from .gid_ranking import GidEntry
 from .turn import QueuePairAttributes, Turn
 
 
@@ -44,6 +45,7 @@ class PortFacts:
     link_layer: str  # "ethernet" or "infiniband"
     gid_count: int
     max_message_bytes: int
+    pkey_count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,12 @@ class NativeContext(NativeObject, Protocol):
 
     def gid(self, port: int, index: int) -> str:
         """Canonical IPv6 text; "::" for an empty entry."""
+
+    def gid_entries(self, port: int) -> Sequence[GidEntry]:
+        """The non-empty rows with what the system says of each. Some system calls for each row."""
+
+    def pkey(self, port: int, index: int) -> int:
+        """A row of the partition key table; 0 for an empty one."""
 
     def allocate_domain(self) -> NativeDomain: ...
 

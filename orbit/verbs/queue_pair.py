@@ -30,6 +30,7 @@ from .lane import Handler, Lane
 from .offload import Offload, finish
 from .outcomes import take_exception
 from .provider import NativeQueuePair, QueuePairCaps
+from .rail_pairs import common_prefix_bits, is_gid
 from .records import Completion, QueuePairAttributes
 from .settings import RdmaPathConfig
 from .status import WR_FLUSH_ERR, status_name
@@ -67,6 +68,9 @@ class LocalEnd:
     psn: int
     remote_read: bool  # the peer may read through windows bound here
     remote_write: bool = False
+    gid: str = ""  # empty: not known
+    service_level: int = 0
+    traffic_class: int = 0
 
 
 class Retries(Protocol):
@@ -137,9 +141,15 @@ class Connecting:
 
 FailedHandler = Callable[[OrbitError], None]
 
+_SUBNET_BITS = 64  # of a GID: the prefix that the subnet manager gives
+
+
+# No event comes from a lane that has failed.
+_FAILED_LANE_POLL_S = 0.02
+
 
 class BulkQueuePair:
-    """`entries` of its lane are charged already; they are repaid by `close`."""
+    """Its work is charged to its lane already, and repaid by `close`. It never leaves the lane."""
 
     def __init__(
         self,
@@ -165,15 +175,12 @@ class BulkQueuePair:
         self.posted_at = 0.0  # the latest post of send work, by time.perf_counter
         self.send_free = config.send_depth
         self.recv_free = config.recv_depth
+        lane.attach(self)
 
     @staticmethod
     def asked_caps(config: RdmaPathConfig, inline_bytes: int) -> QueuePairCaps:
         """One slot more than is used on either queue: the drain's markers need room."""
         return QueuePairCaps(config.send_depth + 1, config.recv_depth + 1, inline_bytes)
-
-    @staticmethod
-    def completion_entries(config: RdmaPathConfig) -> int:
-        return config.send_depth + config.recv_depth + 2
 
     @property
     def qp_num(self) -> int:
@@ -191,6 +198,15 @@ class BulkQueuePair:
     @property
     def outstanding(self) -> int:
         return len(self._outstanding)
+
+    @property
+    def sends(self) -> int:
+        """Unresolved ones, markers included."""
+        return self._config.send_depth - self.send_free
+
+    @property
+    def receives(self) -> int:
+        return self._config.recv_depth - self.recv_free
 
     @property
     def lane(self) -> Lane:
@@ -261,7 +277,8 @@ class BulkQueuePair:
         for wr_id in self._outstanding:
             self._lane.table.forget(wr_id)
         self._outstanding.clear()
-        self._lane.repay(self.completion_entries(self._config))
+        self._lane.detach(self)
+        self._lane.repay(self._config.work_entries)
 
     def _check_room(self, count: int, free: int) -> None:
         if self.state is not QueuePairState.READY:
@@ -270,7 +287,7 @@ class BulkQueuePair:
             raise BusyError(f"queue pair {self.qp_num}: {count} requests, room for {free}")
 
     def _expect(self, posting: Posting, *, receive: bool) -> int:
-        wr_id = self._lane.table.reserve(self._completed)
+        wr_id = self._lane.table.reserve(self._completed, self.qp_num)
         self._outstanding[wr_id] = posting, receive
         if receive:
             self.recv_free -= 1
@@ -351,6 +368,8 @@ class BulkQueuePair:
                     f"the flush of {len(self._outstanding)} work requests",
                     self._config.drain_timeout_s,
                 )
+            if self._lane.failed is not None:
+                left_s = min(left_s, _FAILED_LANE_POLL_S)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._progress.wait(), left_s)
         # What is left was lost, or was never taken by the device.
@@ -415,9 +434,11 @@ def connect_steps(
             rq_psn=remote.psn,
             max_dest_rd_atomic=remote.rd_atomic,
             min_rnr_timer=config.min_rnr_timer,
-            is_global=ethernet or remote.gid != "::",
+            is_global=ethernet or not _in_one_subnet(local, remote),
             sgid_index=local.gid_index,
             dlid=0 if ethernet else remote.lid,
+            service_level=local.service_level,
+            traffic_class=local.traffic_class,
             dgid=remote.gid,
         ),
         QueuePairAttributes(
@@ -429,3 +450,10 @@ def connect_steps(
             rnr_retry=config.rnr_retry,
         ),
     )
+
+
+def _in_one_subnet(local: LocalEnd, remote: RemoteEnd) -> bool:
+    """Of InfiniBand ends: the LID is enough, and a global route would only cost bytes."""
+    if not is_gid(remote.gid):
+        return True
+    return bool(remote.lid) and common_prefix_bits(local.gid, remote.gid) >= _SUBNET_BITS

@@ -1,20 +1,20 @@
 """From a discovery to the rails that a node uses: the best GID of each usable port, under pins.
 
 A pin is strict: what it names is used or it is an error that lists the valid values; nothing else
-is taken instead. Without pins unusable devices are skipped, and the reason is kept. It reads
-nothing itself.
+is taken instead. Without pins unusable devices are skipped, and the reason is kept. A port that is
+down but has an address is a rail all the same: it is opened, and waits. It reads nothing itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from ..errors import ConfigError
 from ..model import PathReason
 from ..protocol.messages import RailHint
-from .discovery import DeviceReport, Discovery, PortReport, Verdict
+from .discovery import DeviceReport, Discovery, PortReport
 from .gid_ranking import AddressClass, Family, RankedGid, gid_bytes, gid_text, rank_gids
 
 _PKEY_DEFAULT = 0xFFFF
@@ -22,13 +22,15 @@ _PKEY_NUMBER_BITS = 0x7FFF  # the top bit only says full or limited member
 # What precedes the payload in a RoCE v2 packet: IPv6 40, UDP 8, BTH 12, RETH 16, ICRC 4.
 _ROCE_OVERHEAD_BYTES = 80
 _PATH_MTUS = (4096, 2048, 1024, 512, 256)
+NICS_MAX = 64  # a device mask has that many bits
 
 
 @dataclass(frozen=True, slots=True)
 class Pins:
     """What code or environment asked for by name. None and an empty text ask for nothing.
 
-    `device` may list several names, separated by commas. `gid` is any IPv6 spelling.
+    `device` may list several names, separated by commas. `gid` is any IPv6 spelling. The lists are
+    filters and no pins: a device that they leave out does not exist for the rest.
     """
 
     device: str | None = None
@@ -37,6 +39,11 @@ class Pins:
     gid: str | None = None
     pkey: int | None = None
     netdev: str | None = None
+    whitelist: tuple[str, ...] = ()
+    blacklist: tuple[str, ...] = ()  # counts where the whitelist is empty
+
+    def allows(self, device: str) -> bool:
+        return device in self.whitelist if self.whitelist else device not in self.blacklist
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -51,12 +58,17 @@ class Pins:
 
 @dataclass(frozen=True, slots=True)
 class RailChoice:
-    """One port of one device with the GID that won, and the others of that port, best first."""
+    """One port of one device with the GID that won, and the others of that port, best first. Not
+    `active`: the port is down, and may come up.
+    """
 
     rail: RailHint
     pkey_index: int  # where the port's table holds rail.pkey
     chosen: RankedGid
     runners_up: tuple[RankedGid, ...]
+    nic: int = 0
+    numa_node: int = -1
+    active: bool = True
 
     def __str__(self) -> str:
         others = "; then ".join(map(str, self.runners_up))
@@ -78,9 +90,12 @@ def choose_rails(
 ) -> Choice:
     """Raises ConfigError naming the pin and what would be valid. Without pins it never raises."""
     pins = pins or Pins()
-    devices = _pinned_devices(discovery, pins)
+    allowed = replace(discovery, devices=tuple(filter(_filter(pins), discovery.devices)))
+    devices = _pinned_devices(discovery, allowed, pins)
     if not devices:
-        return Choice((), discovery.reason, discovery.detail)
+        if discovery.devices and not allowed.devices:
+            return Choice((), PathReason.NO_DEVICE, _left_out(discovery, pins))
+        return Choice((), allowed.reason, allowed.detail)
     wanted_gid = _pinned_gid(pins)
     rails = [
         choice
@@ -89,30 +104,55 @@ def choose_rails(
         for choice in _choose_gid(device, port, discovery, pins, wanted_gid, peer_families)
     ]
     if not rails:
-        if pins.any:
+        if pins.any and any(_openable_ports(device) for device in devices):
             _refuse_combination(devices, pins)
+        if allowed.reason is not PathReason.OK:
+            return Choice((), allowed.reason, allowed.detail)
         return Choice((), PathReason.NO_GID, "no port has a GID that can be used")
-    rails.sort(key=lambda r: r.chosen.key[:-1])  # stable: equal ones stay in device order
-    return Choice(tuple(rails), PathReason.OK, discovery.detail)
+    # Stable: equal ones stay in device order.
+    rails.sort(key=lambda r: (not r.active, *r.chosen.key[:-1]))
+    return Choice(tuple(rails), PathReason.OK, allowed.detail)
 
 
-def _pinned_devices(discovery: Discovery, pins: Pins) -> tuple[DeviceReport, ...]:
+def _filter(pins: Pins) -> Callable[[DeviceReport], bool]:
+    return lambda device: pins.allows(device.name)
+
+
+def _left_out(discovery: Discovery, pins: Pins) -> str:
+    names = ", ".join(device.name for device in discovery.devices)
+    return f"the {'whitelist' if pins.whitelist else 'blacklist'} leaves none of {names}"
+
+
+def _pinned_devices(
+    discovery: Discovery, allowed: Discovery, pins: Pins
+) -> tuple[DeviceReport, ...]:
+    """Raises ConfigError for one that cannot be opened, or whose port is down and has no GID."""
     if not pins.devices:
-        return discovery.usable
+        return tuple(device for device in allowed.devices if device.within_reach)
     by_name = {device.name: device for device in discovery.devices}
-    valid = ", ".join(d.name for d in discovery.usable) or "none is usable"
+    valid = ", ".join(d.name for d in allowed.usable) or "none is usable"
     for name in pins.devices:
         device = by_name.get(name)
         if device is None:
             raise ConfigError("device", name, f"no such RDMA device; valid: {valid}")
-        if device.verdict is not Verdict.USABLE:
+        if not pins.allows(name):
+            which = "is not in the whitelist" if pins.whitelist else "is in the blacklist"
+            raise ConfigError("device", name, f"{which}; valid: {valid}")
+        if not _openable_ports(device):
             problem = f"{device.verdict.value}: {device.detail}; valid: {valid}"
             raise ConfigError("device", name, problem)
     return tuple(by_name[name] for name in dict.fromkeys(pins.devices))
 
 
+def _openable_ports(device: DeviceReport) -> list[PortReport]:
+    """Ports with a GID, down or not: a rail that is down keeps its registrations and waits."""
+    if not device.within_reach:
+        return []
+    return [port for port in device.ports if port.gids and port.nic < NICS_MAX]
+
+
 def _pinned_ports(device: DeviceReport, pins: Pins) -> list[PortReport]:
-    usable = [p for p in device.ports if p.verdict is Verdict.USABLE]
+    usable = _openable_ports(device)
     if pins.port is None:
         return usable
     kept = [p for p in usable if p.number == pins.port]
@@ -169,7 +209,9 @@ def _choose_gid(
         pkey=pkey,
     )
     others = tuple(r for r in ranked if r is not chosen)
-    return [RailChoice(rail, pkey_index, chosen, others)]
+    return [
+        RailChoice(rail, pkey_index, chosen, others, port.nic, device.numa_node, active=port.active)
+    ]
 
 
 def _partition(port: PortReport, pins: Pins) -> tuple[int, int] | None:

@@ -49,3 +49,21 @@ def choose_pair(local: Sequence[RailHint], remote: Sequence[RailHint]) -> tuple[
         return None
     _, i, j = min(pairs)
     return i, j
+
+
+def pair_rails(local: Sequence[RailHint], remote: Sequence[RailHint]) -> list[tuple[int, int]]:
+    """For each local rail the remote one that it would be used with, by index: that of the same
+    device name, else the one with the longest common prefix, else the first; same-name pairs first.
+    A rail without one of the same link layer is left out.
+    """
+    found: list[tuple[bool, int, int]] = []
+    for i, mine in enumerate(local):
+        fits = [
+            (theirs.device != mine.device, -common_prefix_bits(mine.gid, theirs.gid), j)
+            for j, theirs in enumerate(remote)
+            if mine.link_layer == theirs.link_layer and is_gid(theirs.gid)
+        ]
+        if fits:
+            other_name, _, j = min(fits)
+            found.append((other_name, i, j))
+    return [(i, j) for _, i, j in sorted(found)]

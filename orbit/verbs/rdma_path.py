@@ -1,20 +1,18 @@
-"""The RDMA data path: DataPath over bulk arrays and one-use memory windows.
+"""The RDMA data path: DataPath and RailedPath over bulk arrays and one-use memory windows.
 
-Owns the devices, the arrays of every session, the pinned memory and the table from lease to grant;
-puts the parts together and closes them in order. What a grant may do next is decided by the grant
-machines, what a fetch does next by its caller. The passive side does nothing per byte.
+Owns the devices, the arrays of every session and the pinned memory; puts the parts together and
+closes them in order. What a grant may do next is decided by the grant machines, what a fetch does
+next by its caller. The passive side does nothing per byte.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from ..errors import (
     DeviceError,
-    InternalError,
     OrbitError,
     PathUnavailable,
     Unquiesced,
@@ -22,13 +20,7 @@ from ..errors import (
 from ..memory.budget import Budget
 from ..model import Direction, LeaseId, PathName, PathReason
 from ..protocol.grants import GrantTimeouts
-from ..protocol.messages import (
-    BulkLostNotice,
-    ConnectBulkRequest,
-    Limits,
-    Message,
-    RailHint,
-)
+from ..protocol.messages import BulkLostNotice, Limits, RailHint
 from ..transport.interface import (
     CallHandler,
     Exposure,
@@ -39,19 +31,25 @@ from ..transport.interface import (
     Target,
 )
 from .arena_pool import ArenaPool
+from .bulk_context import BulkContext
 from .counters import PathCounters, PathStatistics
 from .device import DeviceContext
-from .exposing import LeaseGrants, reserve
+from .endpoints import EndpointBudget
+from .exposures import Exposures
+from .monitor import Monitor
 from .offload import Offload
+from .path_rails import PathRails
+from .requester_table import RequesterTable
 from .requesting import Requesting
 from .retention import Retained
 from .settings import RdmaPathConfig
 from .source_arrays import SourceArrays
+from .source_runs import parts_of_array
 
 Closing = Callable[[], Awaitable[None]]
 
 
-class RdmaPath:
+class RdmaPath(PathRails):
     """Made by `opening.open_rdma_path`. All methods belong to one event loop."""
 
     name = PathName.RDMA
@@ -62,33 +60,33 @@ class RdmaPath:
         self._devices = tuple(devices)
         self._config = config
         self._offload = offload
-        self._counters = PathCounters()
-        self._retained = Retained()
-        self._timeouts = GrantTimeouts(
+        self._monitor = Monitor(self._devices, config.monitor_interval_s)
+        timeouts = GrantTimeouts(
             bind_s=config.bind_timeout_s,
             receipt_s=config.receipt_timeout_s,
             progress_s=config.progress_timeout_s,
             cancel_s=config.drain_timeout_s,
             drain_s=config.drain_timeout_s * 2,  # the drain itself, then the windows
         )
+        self._context = BulkContext(
+            config, timeouts, Retained(), PathCounters(), EndpointBudget(config.endpoints_max)
+        )
         budget = Budget(
             "registered memory",
             config.pool.registered_bytes_budget,
             "rdma.pool.registered_bytes_budget",
         )
-        self.memory = ArenaPool(self._devices, config.pool, budget, self._retained)
-        self._sources = SourceArrays(
-            self._devices, config, self._retained, self._counters, self._timeouts
-        )
+        self.memory = ArenaPool(self._devices, config.pool, budget, self._context.retained)
+        self._sources = SourceArrays(self._devices, self._context)
+        self._exposures = Exposures(self._sources, config.nap_us)
         self._requests = Requesting(
-            self._devices, config, self.memory, self._retained, self._counters, self._timeouts
+            RequesterTable(self._devices, self._context), self.memory, self._context
         )
-        self._leases: dict[tuple[bytes, LeaseId], LeaseGrants] = {}
-        self._generations = itertools.count(1)
         self._companions: list[Closing] = []
         self._gated = False
         self._unproven: Unquiesced | None = None  # of `end_transfers`; nothing is freed after it
         self._closing: asyncio.Task[None] | None = None
+        self._monitor.start()
 
     @property
     def devices(self) -> tuple[DeviceContext, ...]:
@@ -104,9 +102,12 @@ class RdmaPath:
         self._companions.append(close)
 
     @property
-    def rails(self) -> tuple[RailHint, ...]:
-        """For this node's hello, best first."""
-        return tuple(device.rail for device in self._devices)
+    def hints(self) -> tuple[RailHint, ...]:
+        """For this node's hello, best first: the active ones. Without any, those that may become
+        active: peers learn then that they are worth asking.
+        """
+        active = tuple(device.rail for device in self._devices if device.active)
+        return active or tuple(d.rail for d in self._devices if not d.state.dead)
 
     @property
     def limits(self) -> Limits:
@@ -129,10 +130,7 @@ class RdmaPath:
         return await self._requests.array(session, direction).prepare()
 
     def handlers(self) -> Mapping[str, CallHandler]:
-        return {
-            ConnectBulkRequest.METHOD: self._on_connect_bulk,
-            BulkLostNotice.METHOD: self._on_bulk_lost,
-        }
+        return {**self._sources.handlers(), BulkLostNotice.METHOD: self._on_bulk_lost}
 
     # --- owner ---
 
@@ -149,38 +147,11 @@ class RdmaPath:
             raise PathUnavailable(PathName.RDMA, PathReason.DRAINING)
         if span.nbytes == 0:
             return Exposure()  # nothing to move, so no authority
-        key = session.attempt, lease_id
-        if key in self._leases:
-            raise InternalError(f"lease {lease_id} is exposed already")
-
-        def open_grants() -> LeaseGrants:
-            sources, generations = self._sources, self._generations
-            return reserve(sources, session, span, lease_id, array, direction, generations)
-
-        lease = open_grants()
-        try:
-            return await self._publish(key, lease)
-        except PathUnavailable:
-            if not lease.found_dead:
-                raise
-        return await self._publish(key, open_grants())
-
-    async def _publish(self, key: tuple[bytes, LeaseId], lease: LeaseGrants) -> Exposure:
-        self._leases[key] = lease
-        try:
-            return await lease.publish(self._config.nap_us, lambda: self._forget_lease(key, lease))
-        except PathUnavailable:
-            self._forget_lease(key, lease)
-            raise
+        parts = parts_of_array(span, array)
+        return await self._exposures.expose(session, parts, lease_id, direction, whole=False)
 
     async def retract(self, session: Session, lease_id: LeaseId, *, transferred: bool) -> None:
-        key = session.attempt, lease_id
-        lease = self._leases.get(key)
-        if lease is None:
-            return
-        await lease.end(transferred=transferred)
-        self._forget_lease(key, lease)
-        lease.check_whole(transferred=transferred)
+        await self._exposures.retract(session, lease_id, transferred=transferred)
 
     # --- consumer ---
 
@@ -193,13 +164,13 @@ class RdmaPath:
         progress: Progress | None = None,
     ) -> PullReport:
         """Cancelling hands the grants back, or kills queue pairs, and then raises."""
-        self._counters.pulls += 1
+        self._context.counters.pulls += 1
         try:
             return await self._requests.move(
                 session, exposure, target.pieces, Direction.READ, progress
             )
         except BaseException:
-            self._counters.pulls_failed += 1
+            self._context.counters.pulls_failed += 1
             raise
 
     async def push(
@@ -211,32 +182,30 @@ class RdmaPath:
         progress: Progress | None = None,
     ) -> PullReport:
         """As `pull`. A WRITE that was posted is never posted again."""
-        self._counters.pushes += 1
+        self._context.counters.pushes += 1
         try:
             return await self._requests.move(
                 session, exposure, source.pieces, Direction.WRITE, progress
             )
         except BaseException:
-            self._counters.pushes_failed += 1
+            self._context.counters.pushes_failed += 1
             raise
 
     # --- the end ---
 
     async def close_session(self, session: Session) -> None:
         """Kill the session's queue pairs, both roles. Raises Unquiesced."""
-        ends = [self._sources.close_session(session), *self._requests.close_session(session)]
+        requested = self._requests.arrays.close_session(session)
+        ends = [self._sources.close_session(session), *requested]
         results = await asyncio.gather(*ends, return_exceptions=True)
-        for key in [key for key in self._leases if key[0] == session.attempt]:
-            if self._leases[key].ended:
-                del self._leases[key]
+        self._exposures.forget_ended(session)
         _raise_first(results)
 
     def gate(self) -> None:
         self._gated = True
 
     async def drain(self) -> None:
-        for lease in list(self._leases.values()):
-            await lease.wait_settled()
+        await self._exposures.wait_settled()
         await self._requests.moving.wait()
 
     async def end_transfers(self) -> None:
@@ -245,8 +214,7 @@ class RdmaPath:
         """
         self.gate()
         cause = OrbitError("registered memory is given back")
-        leases = self._leases.values()
-        ends: list[Awaitable[None]] = [lease.end_by_force(cause) for lease in leases]
+        ends: list[Awaitable[None]] = [*self._exposures.end_by_force(cause)]
         if self._requests.moving:
             ends += self._requests.close(cause)
         try:
@@ -278,7 +246,7 @@ class RdmaPath:
 
     def statistics(self) -> PathStatistics:
         histories = [device.windows.history for device in self._devices]
-        counts = asdict(self._counters)
+        counts = asdict(self._context.counters)
         return PathStatistics(
             bind_s=counts.pop("bind_s"),
             receipt_s=counts.pop("receipt_s"),
@@ -291,25 +259,19 @@ class RdmaPath:
             registered_bytes=self.memory.registered_bytes,
             unknown_completions=sum(d.lanes.unknown_completions for d in self._devices),
             crossings=self._devices[0].turn.crossings.total if self._devices else 0,
-            retained_bytes=self._retained.nbytes,
-            retained=self._retained.items(),
+            retained_bytes=self._context.retained.nbytes,
+            retained=self._context.retained.items(),
         )
 
     # --- parts ---
 
-    async def _on_connect_bulk(self, session: Session, body: object) -> Message:
-        return await self._sources.connect(session, ConnectBulkRequest.from_wire(body))
-
     async def _on_bulk_lost(self, session: Session, body: object) -> None:
-        self._requests.lost_at_source(session, BulkLostNotice.from_wire(body))
-
-    def _forget_lease(self, key: tuple[bytes, LeaseId], lease: LeaseGrants) -> None:
-        if self._leases.get(key) is lease:
-            del self._leases[key]
+        self._requests.arrays.lost_at_source(session, BulkLostNotice.from_wire(body))
 
     async def _close(self) -> None:
         cause = OrbitError("the path is closed")
-        ends: list[Awaitable[None]] = [self._sources.close(), *self._requests.close(cause)]
+        ends: list[Awaitable[None]] = [self._monitor.close(), self._sources.close()]
+        ends += self._requests.close(cause)
         ends += [close() for close in self._companions]
         _raise_first([*await asyncio.gather(*ends, return_exceptions=True), self._unproven])
         try:
@@ -318,7 +280,7 @@ class RdmaPath:
                 await device.close()
         except (DeviceError, TimeoutError) as error:
             raise Unquiesced("the RDMA path", self.memory.registered_bytes, str(error)) from error
-        self._leases.clear()
+        self._exposures.clear()
         self._offload.close()
 
 

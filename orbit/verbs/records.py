@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from ..errors import UsageError
@@ -27,7 +27,7 @@ STATE_NAMES = {0: "RESET", 1: "INIT", 2: "RTR", 3: "RTS", 6: "ERR"}
 WR = struct.Struct("=QQQQQQIIHHI")
 RECV = struct.Struct("=QQII")
 WC = struct.Struct("=QIIIIIII4x")
-ATTR = struct.Struct("=18I16s")
+ATTR = struct.Struct("=20I16s")
 # turn_sizes() of a helper that was built from the same header.
 SIZES = WR.size | RECV.size << 8 | WC.size << 16 | ATTR.size << 24
 
@@ -54,6 +54,8 @@ class QueuePairAttributes:
     sgid_index: int = 0
     hop_limit: int = 64
     dlid: int = 0
+    service_level: int = 0
+    traffic_class: int = 0
     dgid: str = "::"
 
     def pack(self) -> bytes:
@@ -80,8 +82,19 @@ class QueuePairAttributes:
             self.sgid_index,
             self.hop_limit,
             self.dlid,
+            self.service_level,
+            self.traffic_class,
             dgid,
         )
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> QueuePairAttributes:
+        """Inverse of `pack`."""
+        *numbers, dgid = ATTR.unpack(packed)
+        names = [f.name for f in fields(cls)][:-1]
+        values = dict(zip(names, numbers, strict=True))
+        values["is_global"] = bool(values["is_global"])
+        return cls(**values, dgid=socket.inet_ntop(socket.AF_INET6, dgid))
 
 
 class Completion(NamedTuple):

@@ -22,7 +22,6 @@ from ..memory.pages import cut, page_range, whole_pages
 from ..model import Address
 from . import records
 from .device import DeviceContext
-from .offload import settled
 from .provider import NativeRegion
 from .retention import Retained
 
@@ -136,11 +135,9 @@ class Registration:
         """
         try:
             for part in self.parts:
-                for device in self._devices:
-                    if not self._wanted:
-                        raise BusyError("the registration is not wanted any more")
-                    begun = device.regions.begin_register(part.address, part.nbytes, self._access)
-                    part.regions[device] = await settled(begun)
+                if not self._wanted:
+                    raise BusyError("the registration is not wanted any more")
+                await self._open_part(part)
         except OrbitError as error:
             await self.give_up(str(error))
             raise
@@ -171,16 +168,44 @@ class Registration:
         now = asyncio.get_running_loop().time()
         self._retained.add(self, "registered memory", self.page_bytes, cause, now)
 
+    async def _open_part(self, part: RangePart) -> None:
+        """On all devices at once, since each takes as long as the part is large. Raises the first
+        error, when every device has answered: what the others made is in the part.
+        """
+        # One thread pool serves all devices: it refuses the first call or none.
+        begun = {
+            device: device.regions.begin_register(part.address, part.nbytes, self._access)
+            for device in self._devices
+        }
+        if begun:
+            await asyncio.wait(begun.values())
+        for device, future in begun.items():
+            if future.exception() is None:
+                part.regions[device] = future.result()
+        for future in begun.values():
+            future.result()
+
+    async def _close_part(self, part: RangePart) -> None:
+        """As `_open_part`. What a device refuses to let go of stays in the part."""
+        begun = {
+            device: device.regions.begin_deregister(region)
+            for device, region in part.regions.items()
+        }
+        if begun:
+            await asyncio.wait(begun.values())
+        for device, future in begun.items():
+            if future.exception() is None:
+                part.regions.pop(device, None)
+        for future in begun.values():
+            future.result()
+
     async def _deregister(self) -> None:
         first: OrbitError | None = None
         for part in self.parts:
-            for device, region in list(part.regions.items()):
-                try:
-                    await settled(device.regions.begin_deregister(region))
-                except OrbitError as error:
-                    first = first or error
-                else:
-                    del part.regions[device]
+            try:
+                await self._close_part(part)
+            except OrbitError as error:
+                first = first or error
         if first is not None:
             raise first
         if self._charge.live:

@@ -44,14 +44,14 @@ from ..transport.interface import Progress
 from ..transport.timer import DeadlineTimer
 from . import records
 from .admission import SendAdmission, Share
-from .counters import PathCounters
+from .bulk_context import BulkContext
 from .device import DeviceContext
+from .endpoints import EndpointSlot
 from .grant_ends import GrantEnds
 from .outcomes import settle, take_exception
 from .queue_pair import BulkQueuePair, Posting, QueuePairState, RemoteEnd, completion_error
 from .records import Completion
 from .registration import RegisteredBlock, Segment
-from .retention import Retained
 
 _BINDING_STRIDE = 192
 # Send slots beside the shares: a transfer that is given up before it got a share still returns its
@@ -186,7 +186,7 @@ class Transfer:
         if completion.status == 0:
             if self._arrived_at:
                 found_at = self.member.queue_pair.lane.found_at
-                self.member.counters.receipt_s += found_at - self._arrived_at
+                self.member.context.counters.receipt_s += found_at - self._arrived_at
             self.feed(ReceiptCompleted())
         else:
             qp_num = self.member.queue_pair.qp_num
@@ -229,7 +229,7 @@ class Transfer:
                 self.member.retain(self, cause)
                 settle(self.finished, Unquiesced("local memory", self.record.length, cause))
             case ReleaseTarget():
-                self.member.retained.remove(self)
+                self.member.context.retained.remove(self)
 
     def _let_go(self) -> None:
         """Nothing reaches the memory any more: it need not live as long as the receipt's wait."""
@@ -247,11 +247,13 @@ class RequesterMember:
         device: DeviceContext,
         direction: Direction,
         index: int,
-        retained: Retained,
-        counters: PathCounters,
-        timeouts: GrantTimeouts,
+        slot: EndpointSlot,
+        context: BulkContext,
         on_lost: Callable[[RequesterMember], None],
     ) -> None:
+        """The slot is this queue pair's from here on. Raises DeviceError, ClosedError, and then it
+        is not.
+        """
         config = device.config
         self.device = device
         self.direction = direction
@@ -260,8 +262,7 @@ class RequesterMember:
         self.queue_pair: BulkQueuePair = device.create_queue_pair(
             self._queue_pair_failed, _INLINE_BYTES
         )
-        self.retained = retained
-        self.counters = counters
+        self.context = context
         self.admission = SendAdmission(
             max(2, config.send_depth - _SPARE_SLOTS),
             config.inflight_bytes,
@@ -270,9 +271,11 @@ class RequesterMember:
         )
         self._bindings: RegisteredBlock | None = None
         self._free_bindings: list[int] = []
-        self._timeouts = timeouts
+        self._slot = slot
         self._on_lost = on_lost
         self._transfers: dict[int, Transfer] = {}
+        self._idle = asyncio.Event()  # nothing that was accepted has not ended
+        self._idle.set()
         self._ending: asyncio.Task[None] | None = None
 
     def __str__(self) -> str:
@@ -281,6 +284,11 @@ class RequesterMember:
     @property
     def ready(self) -> bool:
         return self.queue_pair.state is QueuePairState.READY
+
+    @property
+    def load(self) -> int:
+        """Transfers that have not ended."""
+        return len(self._transfers)
 
     async def prepare(self) -> None:
         """Register the buffers that bindings are sent from. Raises DeviceError."""
@@ -295,7 +303,7 @@ class RequesterMember:
         self.ends = ends
         local = self.device.local_end(psn, remote_read=False)
         await self.queue_pair.connect(local, remote, timeout_s)
-        self.counters.connects += 1
+        self.context.counters.connects += 1
 
     def mismatch(self, record: GrantRecord) -> tuple[str, ...]:
         """Fields in which a grant record differs from this connection; empty when it fits."""
@@ -305,8 +313,9 @@ class RequesterMember:
         """A transfer of that grant, not started. From here on it ends with the queue pair."""
         if not self.ready:
             raise ClosedError(str(self))
-        transfer = Transfer(self, record, self._timeouts)
+        transfer = Transfer(self, record, self.context.timeouts)
         self._transfers[id(transfer)] = transfer
+        self._idle.clear()
         _in_flight.add(transfer)
         return transfer
 
@@ -326,6 +335,10 @@ class RequesterMember:
         if self._ending is not None:
             await asyncio.shield(self._ending)
 
+    async def wait_idle(self) -> None:
+        """Until every transfer has ended, its receipt included; each has its own deadlines."""
+        await self._idle.wait()
+
     # --- effects of the machines ---
 
     def post(self, transfer: Transfer, pieces: tuple[Piece, ...], *, receipt: bool) -> None:
@@ -340,30 +353,33 @@ class RequesterMember:
             return
         transfer.posted(self.queue_pair.posted_at)
         if self.direction is Direction.READ:
-            self.counters.reads += len(pieces)
+            self.context.counters.reads += len(pieces)
         else:
-            self.counters.writes += len(pieces)
-        self.counters.receipts_sent += receipt
+            self.context.counters.writes += len(pieces)
+        self.context.counters.receipts_sent += receipt
 
     def release(self, transfer: Transfer) -> None:
         """The transfer has ended."""
         self._transfers.pop(id(transfer), None)
         _in_flight.discard(transfer)
-        self.retained.remove(transfer)
+        self.context.retained.remove(transfer)
         share, transfer.share = transfer.share, None
         if share is not None:
             self.admission.release(share)
+        if not self._transfers:
+            self._idle.set()
+            self._slot.idle()
 
     def retain(self, transfer: Transfer, cause: str) -> None:
         now = asyncio.get_running_loop().time()
         what = "target" if self.direction is Direction.READ else "source"
-        self.retained.add(transfer, f"{what} on {self}", transfer.record.length, cause, now)
+        self.context.retained.add(transfer, f"{what} on {self}", transfer.record.length, cause, now)
 
     def count_moved(self, nbytes: int) -> None:
         if self.direction is Direction.READ:
-            self.counters.read_bytes += nbytes
+            self.context.counters.read_bytes += nbytes
         else:
-            self.counters.written_bytes += nbytes
+            self.context.counters.written_bytes += nbytes
 
     def _piece(self, transfer: Transfer, piece: Piece) -> Posting:
         record, memory = transfer.record, transfer.memory
@@ -413,8 +429,9 @@ class RequesterMember:
 
     def _start_ending(self, cause: OrbitError) -> None:
         if self._ending is None:
-            self.counters.aborts += 1
+            self.context.counters.aborts += 1
             self.admission.close()
+            self._slot.leave()
             self._ending = asyncio.get_running_loop().create_task(self._end(cause))
             self._ending.add_done_callback(take_exception)
             self._on_lost(self)
@@ -431,6 +448,7 @@ class RequesterMember:
             transfer.feed(Drained())
         try:
             await self.device.destroy_queue_pair(self.queue_pair)
+            self._slot.give_back()
             if self._bindings is not None:
                 await self._bindings.close()
         except (DeviceError, TimeoutError) as error:
@@ -438,5 +456,6 @@ class RequesterMember:
             raise Unquiesced(str(self), 0, str(error)) from error
 
     def _retain_self(self, cause: str) -> None:
+        self._slot.keep()
         now = asyncio.get_running_loop().time()
-        self.retained.add(self, str(self), 0, cause, now)
+        self.context.retained.add(self, str(self), 0, cause, now)

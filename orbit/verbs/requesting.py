@@ -1,4 +1,4 @@
-"""The requester's half of the RDMA path: the arrays towards every owner, and the transfers on them.
+"""The requester's half of the RDMA path: the transfers on its arrays.
 
 It checks what came with an answer before anything of it is taken on, and sees a transfer to its
 end. What a grant may do next is decided by its machine, what a fetch does next by its caller.
@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from operator import attrgetter
 
 from ..errors import OrbitError, PathFailed, PeerLost, Unquiesced
 from ..model import Direction, PathName, PathReason
 from ..protocol.binding import GrantRecord
 from ..protocol.descriptor import DescriptorError, decode_descriptor
-from ..protocol.grants import GrantTimeouts
-from ..protocol.messages import BulkLostNotice
 from ..transport.begun import Begun, begin
 from ..transport.in_flight import InFlight
 from ..transport.interface import Exposure, Progress, PullReport, Session
 from .arena_pool import ArenaPool
-from .counters import PathCounters
-from .device import DeviceContext
+from .bulk_context import BulkContext
 from .moving import Move
 from .requester import RequesterMember, Transfer
 from .requester_arrays import RequesterArray
-from .retention import Retained
-from .settings import RdmaPathConfig
+from .requester_table import RequesterTable
 from .source_arrays import DEFAULT_ARRAYS
 from .targets import Piece, Targets
 
@@ -33,42 +30,15 @@ from .targets import Piece, Targets
 class Requesting:
     """All methods belong to one event loop."""
 
-    def __init__(
-        self,
-        devices: Sequence[DeviceContext],
-        config: RdmaPathConfig,
-        memory: ArenaPool,
-        retained: Retained,
-        counters: PathCounters,
-        timeouts: GrantTimeouts,
-    ) -> None:
+    def __init__(self, arrays: RequesterTable, memory: ArenaPool, context: BulkContext) -> None:
+        self.arrays = arrays
         self.moving = InFlight()  # transfers
-        self._devices = devices
-        self._config = config
-        self._retained = retained
-        self._counters = counters
-        self._timeouts = timeouts
-        self._targets = Targets(memory, config.crossover_bytes, counters)
-        # By session attempt and direction.
-        self._arrays: dict[tuple[bytes, Direction], RequesterArray] = {}
+        self._config = context.config
+        self._targets = Targets(memory, context.config.crossover_bytes, context.counters)
 
     def array(self, session: Session, direction: Direction) -> RequesterArray:
-        """Its array towards that session's owner, made when it is asked for first."""
-        key = session.attempt, direction
-        array = self._arrays.get(key)
-        if array is None:
-            array = RequesterArray(
-                session,
-                direction,
-                self._devices,
-                self._config,
-                self._retained,
-                self._counters,
-                self._timeouts,
-            )
-            if not session.closed:  # else nobody would close it
-                self._arrays[key] = array
-        return array
+        """The one for who does not choose."""
+        return self.arrays.default(session, direction)
 
     async def move(
         self,
@@ -110,23 +80,9 @@ class Requesting:
                 raise PeerLost(str(session.peer), error.detail) from error
             raise
 
-    def lost_at_source(self, session: Session, notice: BulkLostNotice) -> None:
-        """The owner lost queue pairs of an array."""
-        for direction, number in DEFAULT_ARRAYS.items():
-            array = self._arrays.get((session.attempt, direction))
-            if array is not None and number == notice.array:
-                array.lost_at_source(notice)
-
-    def close_session(self, session: Session) -> list[Awaitable[None]]:
-        """Kill the session's queue pairs: await each. They raise Unquiesced."""
-        arrays = [self._arrays.pop((session.attempt, d), None) for d in Direction]
-        cause = OrbitError("the epoch is over")
-        return [array.close(cause) for array in arrays if array is not None]
-
     def close(self, cause: OrbitError) -> list[Awaitable[None]]:
-        """As `close_session`, of every session."""
-        arrays, self._arrays = list(self._arrays.values()), {}
-        return [array.close(cause) for array in arrays]
+        """Kill every queue pair: await each. They raise Unquiesced."""
+        return self.arrays.close(cause)
 
     async def _accept(
         self, session: Session, exposure: Exposure, direction: Direction, nbytes: int
@@ -138,11 +94,25 @@ class Requesting:
         granted = sum(record.length for record in found)
         if granted != nbytes:
             raise _decode_error(f"{granted} bytes are granted, for {nbytes}")
-        array = self._arrays.get((session.attempt, direction))
-        if array is not None:
-            await array.connected([record.index for record in found])
-        members = [_member(array, record) for record in found]
+        by_array: dict[int, list[int]] = {}
+        for record in found:
+            by_array.setdefault(record.array, []).append(record.index)
+        arrays = {number: self._find(session, number, direction) for number in by_array}
+        for number, indexes in by_array.items():
+            await arrays[number].connected(indexes)
+        members = [_member(arrays[record.array], record) for record in found]
         return [member.accept(record) for member, record in zip(members, found, strict=True)]
+
+    def _find(self, session: Session, number: int, direction: Direction) -> RequesterArray:
+        """The array that a record names. Raises PathFailed."""
+        array = self.arrays.find(session, number)
+        if array is not None and array.name.direction is direction:
+            return array
+        if array is None and number == DEFAULT_ARRAYS[direction]:
+            detail = f"array {number} is not connected"
+            raise PathFailed(PathName.RDMA, PathReason.GET_FAILED, detail)
+        what = "unknown here" if array is None else "of the other direction"
+        raise _decode_error(f"grant of another connection: array {number} is {what}")
 
 
 async def _see_through(move: Move) -> PullReport:
@@ -179,16 +149,19 @@ def _decode_grants(exposure: Exposure) -> list[GrantRecord]:
             raise _decode_error(f"grant {index} of {len(found)} says {named}")
         if record.request_id != found[0].request_id:
             raise _decode_error(f"grant {index} has another request_id")
-    if len(found) > 1 and len({(record.index, record.key) for record in found}) != len(found):
+    if len(found) > 1 and len(set(map(_place_and_key, found))) != len(found):
         raise _decode_error("two grants have one key")
     return found
 
 
-def _member(array: RequesterArray | None, record: GrantRecord) -> RequesterMember:
+_place_and_key = attrgetter("array", "index", "key")
+
+
+def _member(array: RequesterArray, record: GrantRecord) -> RequesterMember:
     """The queue pair that a record names. Raises PathFailed."""
-    member = array.member(record.index) if array is not None else None
+    member = array.member(record.index)
     if member is None:
-        detail = f"member {record.index} of the array is not connected"
+        detail = f"member {record.index} of array {record.array} is not connected"
         raise PathFailed(PathName.RDMA, PathReason.GET_FAILED, detail)
     differing = member.mismatch(record)
     if differing:

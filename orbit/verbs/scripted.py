@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from ..errors import ClosedError, DeviceError
 from .async_events import AsyncEvent, event_of
+from .gid_ranking import GidEntry, GidKind
 from .provider import (
     DeviceLimits,
     NativeChannel,
@@ -22,16 +23,17 @@ from .provider import (
     PortFacts,
     QueuePairCaps,
 )
+from .records import ATTR
 from .scripted_fabric import (
     ANY_OPCODE,
     FOREVER,
-    GID_ENTRIES,
     RECEIVE,
     FakeCounters,
     ScriptedDevice,
     ScriptedFabric,
     Step,
 )
+from .scripted_port import GID_ENTRIES
 from .turn import QueuePairAttributes, Turn
 
 _ENODEV, _EINVAL = 19, 22
@@ -104,6 +106,14 @@ class ScriptedQueuePair(ScriptedObject):
     def state(self) -> int:
         """For tests; the contract has none, since asking a device costs a system call."""
         return self._device.fabric.library.call("fake_qp_state", self._native)
+
+    @property
+    def attributes(self) -> QueuePairAttributes:
+        """For tests: what the transitions up to now have set on the device."""
+        buffer = ctypes.create_string_buffer(ATTR.size)
+        address = ctypes.addressof(buffer)
+        self._device.fabric.library.call("fake_qp_attributes", self._native, address)
+        return QueuePairAttributes.unpack(buffer.raw)
 
     @property
     def caps(self) -> QueuePairCaps:
@@ -193,10 +203,11 @@ class ScriptedContext(ScriptedObject):
             active=facts.active,
             state="ACTIVE" if facts.active else "DOWN",
             mtu=facts.mtu,
-            lid=0,
-            link_layer="ethernet",
+            lid=facts.lid,
+            link_layer="infiniband" if facts.lid else "ethernet",
             gid_count=GID_ENTRIES,
             max_message_bytes=facts.message_bytes_max,
+            pkey_count=len(facts.pkeys),
         )
 
     def gid(self, port: int, index: int) -> str:
@@ -205,6 +216,18 @@ class ScriptedContext(ScriptedObject):
             raise DeviceError(self._device.name, "query_gid", _ENODEV)
         packed = socket.inet_pton(socket.AF_INET6, self._device.gids[index])
         return socket.inet_ntop(socket.AF_INET6, packed)
+
+    def gid_entries(self, port: int) -> Sequence[GidEntry]:
+        kind = GidKind.INFINIBAND if self._device.facts.lid else GidKind.ROCE_V2
+        rows = [(index, self.gid(port, index)) for index in range(GID_ENTRIES)]
+        return [GidEntry(index, gid, kind) for index, gid in rows if gid != "::"]
+
+    def pkey(self, port: int, index: int) -> int:
+        self._check("query_pkey")
+        pkeys = self._device.facts.pkeys
+        if port != 1 or not 0 <= index < len(pkeys):
+            raise DeviceError(self._device.name, "query_pkey", _EINVAL)
+        return pkeys[index]
 
     def allocate_domain(self) -> ScriptedDomain:
         return ScriptedDomain(self._device, self._make("alloc_pd", "fake_pd_new"), "dealloc_pd")

@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import ctypes
 import enum
-import ipaddress
 import struct
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from ..errors import DeviceError, UsageError
 from . import status as wc_status
 from .async_events import AsyncEventKind
-from .provider import DeviceLimits, NativeObject
+from .provider import NativeObject
 from .quirks import RXE
+from .scripted_port import ScriptedPort
 from .turn import BIND_WINDOW, READ, Turn, library_path
 
 ANY_OPCODE = 255
 RECEIVE = 64  # the `opcode` of a rule for receives
 FOREVER = 0xFFFFFFFF
-GID_ENTRIES = 16
 
 _HOLD, _LOSE, _DUPLICATE, _FAIL, _DELAY, _REFUSE = range(1, 7)
 _RULE = struct.Struct("=6I")
@@ -146,38 +145,12 @@ class _VerbFailure:
     left: int
 
 
-@dataclass(slots=True)
-class _Facts:
-    """What the device says of itself; a test replaces what it needs."""
-
-    limits: DeviceLimits = field(
-        default_factory=lambda: DeviceLimits(
-            max_qp_wr=16384,
-            max_cqe=1 << 20,
-            max_sge=32,
-            max_rd_atomic=16,
-            max_init_rd_atomic=16,
-            max_windows=65535,
-            max_region_bytes=1 << 40,
-            window_type_2b=True,
-            max_shared_receives=16384,
-        )
-    )
-    mtu: int = 4096
-    active: bool = True
-    message_bytes_max: int = 1 << 30
-
-
-class ScriptedDevice:
+class ScriptedDevice(ScriptedPort):
     """One device of a fabric and its script. Rules match work requests of this device as they are
     posted (receives: as they complete), after `skip` of the same opcode, for `count` of them."""
 
     def __init__(self, fabric: ScriptedFabric, name: str) -> None:
-        self.fabric = fabric
-        self.name = name
-        self.native = fabric.library.make(name, "new", "fake_device_new", fabric.native)
-        self.gids = ["::"] * GID_ENTRIES
-        self.facts = _Facts()
+        super().__init__(fabric, name)
         if fabric.rxe:
             self.facts.limits = replace(self.facts.limits, vendor_id=RXE.vendor_id)
             self.facts.message_bytes_max = 8 << 20
@@ -248,27 +221,7 @@ class ScriptedDevice:
             failure.left -= 1
             raise DeviceError(self.name, verb, failure.errno, "scripted")
 
-    # -- device state
-
-    def set_port(self, *, active: bool) -> None:
-        self.facts.active = active
-        self._call("fake_device_set_port", int(active))
-
-    def set_windows(self, *, supported: bool, capability: bool | None = None) -> None:
-        """`capability` is what the device says; by default the truth."""
-        says = supported if capability is None else capability
-        self.facts.limits = replace(self.facts.limits, window_type_2b=says)
-        self._call("fake_device_set_windows", int(supported))
-
-    def set_limit_event_at_arm(self, *, at_arm: bool) -> None:
-        """Whether a limit that is armed while fewer receives are left raises its event at once,
-        which devices may do; else the next receive does."""
-        self._call("fake_device_set_limit_at_arm", int(at_arm))
-
-    def set_message_bytes_max(self, nbytes: int) -> None:
-        """The longest message, as the port says it; set it before the device is opened."""
-        self.facts.message_bytes_max = nbytes
-        self._call("fake_device_set_message_max", nbytes)
+    # -- what happened
 
     def raise_event(self, kind: AsyncEventKind, about: NativeObject | None = None) -> None:
         """An asynchronous event: about an object of this device, or about the device or its port,
@@ -276,19 +229,6 @@ class ScriptedDevice:
         target = about.native if about is not None else self.native
         if self.fabric.library.call("fake_raise_event", target, kind.number, 1):
             raise UsageError(f"{self.name}: {kind} is about an object that is gone")
-
-    def set_gid(self, index: int, gid: str) -> None:
-        packed = ipaddress.IPv6Address(gid).packed
-        rc = self.fabric.library.call("fake_device_set_gid", self.native, index, packed)
-        if rc:
-            raise UsageError(f"GID index {index} is not below {GID_ENTRIES}")
-        self.gids[index] = gid
-
-    def set_rtr_delay(self, delay_s: float) -> None:
-        """The transition to RTR blocks this long, without the GIL."""
-        self._call("fake_device_set_rtr_delay", int(delay_s * 1e6))
-
-    # -- what happened
 
     def counters(self) -> FakeCounters:
         buffer = ctypes.create_string_buffer(_COUNTERS.size)
@@ -308,6 +248,3 @@ class ScriptedDevice:
         packed = _RULE.pack(action, opcode, skip, count, status, extra)
         if self.fabric.library.call("fake_device_add_rule", self.native, packed):
             raise UsageError(f"{self.name}: too many rules; clear_rules() first")
-
-    def _call(self, name: str, *arguments: int) -> int:
-        return self.fabric.library.call(name, self.native, *arguments)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from ..config import RdmaPoolConfig
+from ..config import PROGRESS_MODES, RdmaPoolConfig
 from ..errors import ConfigError
 
 PIECE_BYTES = 1 << 20
@@ -33,13 +33,14 @@ class RdmaPathConfig:
     require_range: bool = False  # refuse a device that ignores the range of a window
 
     width: int = 2  # queue pairs per array: one aborted grant leaves the other serving
-    num_lanes: int = 2  # completion queues of each device
-    progress: str = "event"  # "polling": a native thread for each lane
+    num_lanes: int = 2  # completion queues of each device, at most
+    progress: str = "event"  # "polling": a native thread for each lane; "spin" is for messages
     endpoints_max: int = 64  # queue pairs in both roles, all peers together
     arrays_per_session_max: int = 64
     send_depth: int = 64
     recv_depth: int = 64  # bounds the grants outstanding on one queue pair
-    cq_depth: int = 4096  # of each lane
+    # Work requests of all queue pairs on one lane: 64 queue pairs fill two lanes exactly.
+    cq_depth: int = 4096
 
     # Above 4 MiB in flight a software device answers slower than its own retry timeout.
     piece_bytes: int = PIECE_BYTES
@@ -83,6 +84,18 @@ class RdmaPathConfig:
                 raise ConfigError(name, value, f"must lie between {low} and {high}")
         if self.inflight_bytes < self.piece_bytes:
             raise ConfigError("inflight_bytes", self.inflight_bytes, "smaller than piece_bytes")
+        if self.progress not in PROGRESS_MODES:
+            raise ConfigError("progress", self.progress, f"must be one of {PROGRESS_MODES}")
+        if self.cq_depth < self.work_entries:
+            problem = f"one queue pair may have {self.work_entries} work requests"
+            raise ConfigError(
+                "rdma.max_cqes", self.cq_depth, problem, hint="lower rdma.max_send_wr"
+            )
+
+    @property
+    def work_entries(self) -> int:
+        """Completions that one queue pair may owe, beside the markers of its end."""
+        return self.send_depth + self.recv_depth
 
     @property
     def effective_spin_us(self) -> int:

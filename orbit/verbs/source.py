@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..errors import BusyError, ClosedError, DeviceError, OrbitError, PathUnavailable, Unquiesced
 from ..model import Direction, PathName
@@ -51,14 +51,14 @@ from ..protocol.grants import (
 from ..transport.interface import PinnedBuffer
 from ..transport.timer import DeadlineTimer
 from . import records
-from .counters import PathCounters
+from .bulk_context import BulkContext
 from .device import DeviceContext
+from .endpoints import EndpointSlot
 from .grant_ends import GrantEnds, GrantPart
 from .outcomes import settle, take_exception
 from .queue_pair import BulkQueuePair, Posting, QueuePairState, RemoteEnd, completion_error
 from .records import Completion
 from .registration import RegisteredBlock
-from .retention import Retained
 from .status import WR_FLUSH_ERR
 from .windows import FreshWindow, WindowPool
 
@@ -70,7 +70,7 @@ _RECEIVE_STRIDE = 192  # a binding of 141 bytes, on its own cache lines
 class SourceGrant:
     """One grant: its machine, its window, its receive, and the futures that its effects settle.
 
-    Made by `SourceMember.reserve`, which posts nothing; then `begin`, or `SourceMember.forget`.
+    Made by `SourceMember.reserve`, which posts nothing; then its `bind`, or `forget`.
     """
 
     def __init__(
@@ -114,11 +114,6 @@ class SourceGrant:
     def receipted(self) -> bool:
         """The requester's receipt came. What it wrote before is in place."""
         return self._machine.receipted
-
-    def begin(self) -> None:
-        """Bind."""
-        self.member.begun(self)
-        self.feed(Bind())
 
     def feed(self, event: SourceInput) -> None:
         self._carry_out(self._machine.step(event, self._loop.time()))
@@ -167,11 +162,13 @@ class SourceMember:
     def __init__(
         self,
         device: DeviceContext,
-        retained: Retained,
-        counters: PathCounters,
-        timeouts: GrantTimeouts,
+        slot: EndpointSlot,
+        context: BulkContext,
         on_lost: Callable[[SourceMember], None],
     ) -> None:
+        """The slot is this queue pair's from here on. Raises DeviceError, ClosedError, and then it
+        is not.
+        """
         self.device = device
         self.ends: GrantEnds | None = None  # once connected
         self.queue_pair: BulkQueuePair = device.create_queue_pair(self._queue_pair_failed)
@@ -180,9 +177,9 @@ class SourceMember:
         self._free_receives: list[int] = []
         self._reserved = 0  # grants whose bind is not posted yet
         self.found_dead = False  # a bind met a queue pair that had died, and nobody had noticed
-        self._retained = retained
-        self._counters = counters
-        self._timeouts = timeouts
+        self._chain: list[tuple[SourceGrant, Posting]] = []  # binds that are posted next
+        self._slot = slot
+        self._context = context
         self._on_lost = on_lost
         self._grants: dict[int, SourceGrant] = {}  # by id; every grant that has not ended
         self._by_key: dict[int, SourceGrant] = {}  # receipt not seen yet
@@ -219,7 +216,7 @@ class SourceMember:
         write = ends.direction == Direction.WRITE
         local = self.device.local_end(psn, remote_read=not write, remote_write=write)
         await self.queue_pair.connect(local, remote, timeout_s)
-        self._counters.connects += 1
+        self._context.counters.connects += 1
 
     def reserve(
         self, part: GrantPart, pinned: PinnedBuffer, length: int, parent: int
@@ -232,16 +229,32 @@ class SourceMember:
         window = self._windows.take()
         record = self.ends.record(part, pinned.address, length, window.key)
         receive = self._free_receives.pop()
-        grant = SourceGrant(self, record, window, pinned, parent, receive, self._timeouts)
+        grant = SourceGrant(self, record, window, pinned, parent, receive, self._context.timeouts)
         self._grants[id(grant)] = grant
         self._by_key[window.key] = grant
         self._reserved += 1
         return grant
 
-    def begun(self, grant: SourceGrant) -> None:
-        """Its bind is posted next."""
-        self._reserved -= 1
-        self._counters.grants += 1
+    def bind(self, grants: Sequence[SourceGrant]) -> None:
+        """Begin grants that were reserved here. All of their binds are one post."""
+        for grant in grants:
+            self._reserved -= 1
+            self._context.counters.grants += 1
+            grant.feed(Bind())
+        chain, self._chain = self._chain, []
+        now = time.perf_counter()
+        for grant, _ in chain:
+            grant.bind_posted_at = now
+        try:
+            self.queue_pair.post_send([posting for _, posting in chain])
+        except (BusyError, ClosedError) as error:
+            for grant, _ in chain:
+                grant.feed(BindRefused(str(error)))
+        except DeviceError as error:
+            for grant, _ in chain:
+                grant.feed(BindFailed(str(error)))
+        else:
+            self._context.counters.binds += len(chain)
 
     def forget(self, grant: SourceGrant) -> None:
         """It will not begin."""
@@ -290,23 +303,16 @@ class SourceMember:
             if completion.status == 0:
                 # The next bind of this window starts from the key that the object holds.
                 self.device.turn.set_window_key(grant.window.window.native, grant.record.key)
-                self._counters.binds_completed += 1
-                self._counters.bind_s += self.queue_pair.lane.found_at - grant.bind_posted_at
+                counters = self._context.counters
+                counters.binds_completed += 1
+                counters.bind_s += self.queue_pair.lane.found_at - grant.bind_posted_at
                 grant.feed(BindCompleted())
             else:
                 self.found_dead |= self.ready and completion.status == WR_FLUSH_ERR
                 error = completion_error(completion, self.queue_pair.qp_num, "bind")
                 grant.feed(BindFailed(str(error)))
 
-        grant.bind_posted_at = time.perf_counter()
-        try:
-            self.queue_pair.post_send([Posting("bind", pack, bound)])
-        except (BusyError, ClosedError) as error:
-            grant.feed(BindRefused(str(error)))
-        except DeviceError as error:
-            grant.feed(BindFailed(str(error)))
-        else:
-            self._counters.binds += 1
+        self._chain.append((grant, Posting("bind", pack, bound)))
 
     def post_receive(self, grant: SourceGrant) -> None:
         if self._receives is None or grant.receive is None:
@@ -348,14 +354,16 @@ class SourceMember:
     def remove(self, grant: SourceGrant) -> None:
         self._grants.pop(id(grant), None)
         self._by_key.pop(grant.record.key, None)
-        self._retained.remove(grant)
+        self._context.retained.remove(grant)
         receive, grant.receive = grant.receive, None
         if receive is not None:
             self._free_receives.append(receive)
+        if not self._grants:
+            self._slot.idle()
 
     def retain(self, grant: SourceGrant, cause: str) -> None:
         now = asyncio.get_running_loop().time()
-        self._retained.add(grant, f"grant on {self}", grant.record.length, cause, now)
+        self._context.retained.add(grant, f"grant on {self}", grant.record.length, cause, now)
 
     # --- what the device says ---
 
@@ -371,7 +379,7 @@ class SourceMember:
             logger.warning("%s: receipt refused: %s", self, error)
             matches = False
         if matches:
-            self._counters.receipts += 1
+            self._context.counters.receipts += 1
         grant.feed(Receipt(matches))
 
     def _queue_pair_failed(self, cause: OrbitError) -> None:
@@ -381,7 +389,8 @@ class SourceMember:
 
     def _start_ending(self, cause: OrbitError) -> None:
         if self._ending is None:
-            self._counters.aborts += 1
+            self._context.counters.aborts += 1
+            self._slot.leave()
             self._ending = asyncio.get_running_loop().create_task(self._end(cause))
             self._ending.add_done_callback(take_exception)
             self._on_lost(self)
@@ -402,6 +411,7 @@ class SourceMember:
         try:
             self._windows.close()
             await self.device.destroy_queue_pair(self.queue_pair)
+            self._slot.give_back()
             if self._receives is not None:
                 await self._receives.close()
         except (DeviceError, TimeoutError) as error:
@@ -409,5 +419,6 @@ class SourceMember:
             raise Unquiesced(str(self), 0, str(error)) from error
 
     def _retain_self(self, cause: str) -> None:
+        self._slot.keep()
         now = asyncio.get_running_loop().time()
-        self._retained.add(self, str(self), 0, cause, now)
+        self._context.retained.add(self, str(self), 0, cause, now)

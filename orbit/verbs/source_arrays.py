@@ -1,7 +1,7 @@
 """Bulk arrays at their source: which queue pairs serve which requester.
 
-Answers `connect_bulk`, keeps the limits, picks the member for a grant and tells the requester when
-one is gone. It knows grants only by their number per queue pair.
+Answers `_connect_bulk` and `_close_bulk`, keeps the limits, picks the member for a grant and tells
+the requester when one is gone. It knows grants only by their number per queue pair.
 """
 
 from __future__ import annotations
@@ -12,24 +12,33 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ..errors import DeviceError, OrbitError, PathUnavailable, PeerRefused, Unquiesced
+from ..errors import (
+    BudgetExceeded,
+    BusyError,
+    DeviceError,
+    OrbitError,
+    PathUnavailable,
+    PeerRefused,
+    Unquiesced,
+)
 from ..model import Direction, Incarnation, PathName, PathReason, PeerIdentity, WorkerId
 from ..protocol.binding import process_id
-from ..protocol.grants import GrantTimeouts
 from ..protocol.messages import (
     BulkLostNotice,
     BulkMember,
+    CloseBulkRequest,
     ConnectBulkReply,
     ConnectBulkRequest,
+    EmptyReply,
+    Message,
 )
-from ..transport.interface import Session
-from .counters import PathCounters
-from .device import DeviceContext
+from ..transport.interface import CallHandler, Session
+from .bulk_context import BulkContext
+from .device import DeviceContext, find_device
+from .endpoints import EndpointSlot, IdleArray
 from .grant_ends import GrantEnds
 from .queue_pair import RemoteEnd
 from .rail_pairs import is_gid, path_mtu
-from .retention import Retained
-from .settings import RdmaPathConfig
 from .source import SourceMember
 
 # The array that a requester builds for each direction. A source that knows READ only must not take
@@ -61,42 +70,60 @@ class SourceArray:
         busy = self.connecting.locked() or any(m.load for m in self.members.values())
         return bool(self.members) and not busy
 
+    @property
+    def endpoints(self) -> int:
+        """Slots that its end gives back."""
+        return len(self.members)
+
+    @property
+    def evictable_at(self) -> float:
+        return self.last_used
+
+    def poll(self) -> None:
+        """Look for receipts, which make room and end grants well."""
+        for member in list(self.members.values()):
+            member.poll()
+
+    def abort(self, cause: OrbitError) -> None:
+        """End its members."""
+        for member in list(self.members.values()):
+            member.abort(cause)
+
+    def evict(self) -> None:
+        self.abort(OrbitError("evicted: other peers needed the queue pairs"))
+
 
 class SourceArrays:
     """All arrays that this node serves."""
 
-    def __init__(
-        self,
-        devices: Sequence[DeviceContext],
-        config: RdmaPathConfig,
-        retained: Retained,
-        counters: PathCounters,
-        timeouts: GrantTimeouts,
-    ) -> None:
+    def __init__(self, devices: Sequence[DeviceContext], context: BulkContext) -> None:
         self._devices = tuple(devices)
-        self._config = config
-        self._retained = retained
-        self._counters = counters
-        self._timeouts = timeouts
+        self._context = context
         self._arrays: dict[tuple[bytes, int], SourceArray] = {}
-        self._ending: set[SourceMember] = set()
+        self._ending: dict[SourceMember, SourceArray] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        context.endpoints.add_idle(self._idle)
 
     @property
     def grants_active(self) -> int:
         return sum(m.load for array in self._arrays.values() for m in array.members.values())
 
-    @property
-    def endpoints(self) -> int:
-        alive = sum(len(array.members) for array in self._arrays.values())
-        return alive + len(self._ending)
+    def handlers(self) -> Mapping[str, CallHandler]:
+        return {
+            ConnectBulkRequest.METHOD: self._on_connect,
+            CloseBulkRequest.METHOD: self._on_close,
+        }
 
-    def choose(
-        self, session: Session, array_id: int, direction: Direction, *, poll: bool = True
-    ) -> SourceMember:
-        """The least loaded member with room. Array 0 means the direction's own. `poll`: look for
-        receipts first, which make room. Raises PathUnavailable.
+    def poll(self, session: Session, array_id: int, direction: Direction) -> None:
+        """Look for receipts, before a member is chosen."""
+        array = self._arrays.get((session.attempt, array_id or DEFAULT_ARRAYS[direction]))
+        if array is not None:
+            array.poll()
+
+    def choose(self, session: Session, array_id: int, direction: Direction) -> SourceMember:
+        """The least loaded member with room. Array 0 means the direction's own. Raises
+        PathUnavailable.
         """
         array_id = array_id or DEFAULT_ARRAYS[direction]
         array = self._arrays.get((session.attempt, array_id))
@@ -108,9 +135,6 @@ class SourceArrays:
             )
         if array is not None:
             array.last_used = asyncio.get_running_loop().time()
-        if poll:
-            for member in ready:
-                member.poll()
         free = [member for member in ready if member.has_room]
         if not free:
             raise PathUnavailable(
@@ -130,30 +154,44 @@ class SourceArrays:
             if request.attempt <= array.attempt:
                 raise PeerRefused("stale_attempt", f"attempt {request.attempt}")
             array.attempt = request.attempt
-            await self._replace(array, request)
+            await self._replace(array, request, device)
             self._check_open(session, array)
             return await self._build(array, request)
+
+    async def close_array(self, session: Session, array_id: int) -> None:
+        """Its requester is done with it. Raises Unquiesced. Nothing for one that is not there."""
+        array = self._arrays.pop((session.attempt, array_id), None)
+        if array is None:
+            return
+        array.closed = True
+        array.poll()
+        array.abort(OrbitError("its requester is done with it"))
+        await self._end([array])
 
     async def close_session(self, session: Session) -> None:
         """End every array of it. Raises Unquiesced (the first, after all were tried)."""
         arrays = [self._arrays.pop(key) for key in list(self._arrays) if key[0] == session.attempt]
-        await self._end(arrays, OrbitError("the epoch is over"))
+        await self._kill(arrays, OrbitError("the epoch is over"))
 
     async def close(self) -> None:
         self._closed = True
         arrays, self._arrays = list(self._arrays.values()), {}
-        await self._end(arrays, OrbitError("the path is closed"))
+        await self._kill(arrays, OrbitError("the path is closed"))
+        await self._wait(list(self._ending))
 
-    async def _end(self, arrays: Sequence[SourceArray], cause: OrbitError) -> None:
-        members = [m for array in arrays for m in array.members.values()]
+    async def _kill(self, arrays: Sequence[SourceArray], cause: OrbitError) -> None:
         for array in arrays:
             array.closed = True
-        for member in members:
-            member.close_session(cause)
+            for member in list(array.members.values()):
+                member.close_session(cause)
+        await self._end(arrays)
+
+    async def _end(self, arrays: Sequence[SourceArray]) -> None:
+        """Until all of their members, which were aborted, are gone. Raises Unquiesced."""
         for array in arrays:
             async with array.connecting:  # a connect in progress sees the end and cleans up
                 pass
-        await self._wait([*members, *self._ending])
+        await self._wait([member for member, array in self._ending.items() if array in arrays])
 
     async def _wait(self, members: Sequence[SourceMember]) -> None:
         failure: Unquiesced | None = None
@@ -178,10 +216,12 @@ class SourceArrays:
             raise PeerRefused("bad_request", "rail or rd_atomic")
         if request.direction not in (Direction.READ, Direction.WRITE):
             raise PeerRefused("bad_request", f"direction {request.direction}")
-        for device in self._devices:
-            if device.rail.gid == request.source_gid:
-                return device
-        raise PeerRefused("no_rail", f"this node has no rail {request.source_gid[:64]}")
+        device = find_device(self._devices, request.source_gid)
+        if device is None:
+            raise PeerRefused("no_rail", f"this node has no rail {request.source_gid[:64]}")
+        if not device.active:
+            raise PeerRefused(device.state.reason, f"{device.state}: {device.paused}")
+        return device
 
     def _check_open(self, session: Session, array: SourceArray | None = None) -> None:
         if self._closed or session.closed or (array is not None and array.closed):
@@ -194,52 +234,53 @@ class SourceArrays:
         array = self._arrays.get(key)
         if array is None:
             count = sum(1 for attempt, _ in self._arrays if attempt == session.attempt)
-            if count >= self._config.arrays_per_session_max:
+            if count >= self._context.config.arrays_per_session_max:
                 raise PeerRefused("busy", f"{count} arrays to one peer")
             array = SourceArray(session, request.array, request.direction, device)
             self._arrays[key] = array
-        elif array.device is not device or array.direction != request.direction:
-            raise PeerRefused("bad_request", "the array has another rail or direction")
+        elif array.direction != request.direction:
+            raise PeerRefused("bad_request", "the array has another direction")
         return array
 
-    async def _replace(self, array: SourceArray, request: ConnectBulkRequest) -> None:
-        old = [array.members.pop(m.index) for m in request.members if m.index in array.members]
+    async def _replace(
+        self, array: SourceArray, request: ConnectBulkRequest, device: DeviceContext
+    ) -> None:
+        """End the members that are connected anew. On another rail that is all of them: their
+        requester has left the old one.
+        """
+        left = array.device is not device
+        indexes = array.members if left else {member.index for member in request.members}
+        old = [array.members.pop(index) for index in list(indexes) if index in array.members]
+        array.device = device
         for member in old:
             member.abort(OrbitError("replaced by a newer connection of the requester"))
         # What is retained is listed; the new members do not depend on it.
         with contextlib.suppress(Unquiesced):
             await self._wait(old)
-        await self._make_room(len(request.members), array)
 
-    async def _make_room(self, count: int, asking: SourceArray) -> None:
-        """End idle arrays, the longest unused first, until `count` queue pairs fit."""
-        while self.endpoints + count > self._config.endpoints_max:
-            idle = [a for a in self._arrays.values() if a is not asking and a.idle]
-            if not idle:
-                raise PeerRefused("busy", f"{self.endpoints} queue pairs in use")
-            victims = list(min(idle, key=lambda a: a.last_used).members.values())
-            for member in victims:
-                member.abort(OrbitError("evicted: other peers needed the queue pairs"))
-            with contextlib.suppress(Unquiesced):
-                await self._wait(victims)
-            self._ending.difference_update(victims)
+    async def _take_slots(self, count: int) -> list[EndpointSlot]:
+        """Room for that many queue pairs, after idle arrays have gone if need be. Raises
+        PeerRefused.
+        """
+        try:
+            return await self._context.endpoints.take(count)
+        except (BusyError, BudgetExceeded) as error:
+            raise PeerRefused("busy", str(error)) from error
 
     async def _build(self, array: SourceArray, request: ConnectBulkRequest) -> ConnectBulkReply:
         connection = secrets.token_bytes(16)
         device = array.device
-        rd_atomic = min(
-            request.rd_atomic, self._config.rd_atomic, max(1, device.limits.max_rd_atomic)
-        )
+        config = self._context.config
+        rd_atomic = min(request.rd_atomic, config.rd_atomic, max(1, device.limits.max_rd_atomic))
+        slots = await self._take_slots(len(request.members))
         built: list[tuple[BulkMember, SourceMember]] = []
         try:
             for theirs in request.members:
+                self._check_open(array.session, array)
                 member = SourceMember(
-                    device,
-                    self._retained,
-                    self._counters,
-                    self._timeouts,
-                    lambda lost: self._lost(array, lost),
+                    device, slots[-1], self._context, lambda lost: self._lost(array, lost)
                 )
+                slots.pop()
                 mine = BulkMember(
                     theirs.index, member.queue_pair.qp_num, secrets.randbelow(1 << 24)
                 )
@@ -256,15 +297,22 @@ class SourceArrays:
                     link_layer=device.rail.link_layer,
                 )
                 ends = self._ends(array.session, request, connection, mine, theirs)
-                await member.connect(mine.psn, remote, ends, self._config.connect_timeout_s)
+                await member.connect(mine.psn, remote, ends, config.connect_timeout_s)
             self._check_open(array.session, array)
+            if not all(member.ready for _, member in built):  # its device was paused meanwhile
+                raise PeerRefused("device_failed" if device.active else "port_down", device.name)
         except BaseException as error:
-            self._counters.connect_failures += 1
+            self._context.counters.connect_failures += 1
+            for slot in slots:
+                slot.give_back()
             cause = error if isinstance(error, OrbitError) else OrbitError("the dial was given up")
             for _, member in built:
                 member.abort(cause)
             if isinstance(error, DeviceError | TimeoutError):
                 raise PeerRefused("device_failed", str(error)) from error
+            if isinstance(error, PathUnavailable | BudgetExceeded):
+                reason = "port_down" if isinstance(error, PathUnavailable) else "busy"
+                raise PeerRefused(reason, str(error)) from error
             raise
         array.members.update({mine.index: member for mine, member in built})
         array.last_used = asyncio.get_running_loop().time()
@@ -299,7 +347,7 @@ class SourceArrays:
 
     def _lost(self, array: SourceArray, member: SourceMember) -> None:
         """A member failed or was ended: tell the requester, and keep it until it is gone."""
-        self._ending.add(member)
+        self._ending[member] = array
         ending = asyncio.get_running_loop().create_task(self._forget(member))
         self._tasks.add(ending)
         ending.add_done_callback(self._tasks.discard)
@@ -318,7 +366,20 @@ class SourceArrays:
         except Unquiesced:
             pass  # listed among the retained
         finally:
-            self._ending.discard(member)
+            self._ending.pop(member, None)
+
+    def _idle(self) -> list[IdleArray]:
+        return [array for array in self._arrays.values() if array.idle]
+
+    async def _on_connect(self, session: Session, body: object) -> Message:
+        return await self.connect(session, ConnectBulkRequest.from_wire(body))
+
+    async def _on_close(self, session: Session, body: object) -> Message:
+        try:
+            await self.close_array(session, CloseBulkRequest.from_wire(body).array)
+        except Unquiesced as error:
+            raise PeerRefused("unquiesced", str(error)) from error
+        return EmptyReply()
 
 
 def local_process(session: Session) -> bytes:

@@ -1,5 +1,5 @@
 """The consumer's end of a transfer: memory that a pull fills or a push empties, made reachable for
-one device.
+the devices that take part in it.
 
 Owns the choice for each piece, and what was taken for it until it is finished with: pinned memory
 as it is, a copy through the pool below the crossover, a registration for the operation above it,
@@ -8,7 +8,10 @@ each of these two the other's way out. It posts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from ..errors import BudgetExceeded, BusyError, DeviceError, PathFailed
 from ..model import Direction, PathName, PathReason
@@ -26,36 +29,45 @@ Piece = Span | Target
 _NO_ROOM = (BusyError, BudgetExceeded, DeviceError, TimeoutError)
 
 
-class PreparedPiece:
-    """One piece: where a device reaches it, and what was taken to make that so."""
+Devices = Sequence[DeviceContext]
 
-    __slots__ = ("bounce", "registration", "segments", "view")
+
+class PreparedPiece:
+    """One piece: where each device reaches it, and what was taken to make that so."""
+
+    __slots__ = ("bounce", "registrations", "segments", "view")
 
     def __init__(
         self,
         view: memoryview,
-        segments: Sequence[Segment],
+        segments: Mapping[DeviceContext, Sequence[Segment]],
         bounce: PinnedBuffer | None = None,
-        registration: TargetRegistration | None = None,
+        registrations: Sequence[TargetRegistration] = (),
     ) -> None:
         self.view = view
         self.segments = segments
         self.bounce = bounce
-        self.registration = registration
+        self.registrations = registrations
 
 
 class PreparedMemory:
     """Memory that a transfer may reach. `discard` it in the end, but never while unquiesced."""
 
     def __init__(
-        self, pool: ArenaPool, direction: Direction, pieces: Sequence[PreparedPiece]
+        self,
+        pool: ArenaPool,
+        direction: Direction,
+        pieces: Sequence[PreparedPiece],
+        devices: Devices,
     ) -> None:
         self._pool = pool
         self._direction = direction
         self._pieces = pieces
         # Not `self`: a cycle would hold the caller's buffer until the garbage collector runs.
-        segments = [segment for piece in pieces for segment in piece.segments]
-        self.memory = LocalMemory(segments, pieces)
+        self.memory = {
+            device: LocalMemory([s for piece in pieces for s in piece.segments[device]], pieces)
+            for device in devices
+        }
 
     @property
     def copies(self) -> bool:
@@ -76,9 +88,7 @@ class PreparedMemory:
         for piece in pieces:
             if piece.bounce is not None:
                 self._pool.free(piece.bounce)
-        for piece in pieces:
-            if piece.registration is not None:
-                await piece.registration.close()
+        await _close_all([made for piece in pieces for made in piece.registrations])
 
 
 class Targets:
@@ -90,76 +100,71 @@ class Targets:
         self._counters = counters
 
     def prepare_nowait(
-        self, device: DeviceContext, pieces: Sequence[Piece], direction: Direction
+        self, devices: Devices, pieces: Sequence[Piece], direction: Direction
     ) -> PreparedMemory | None:
         """Pinned memory, or pieces of the pool where a copy is cheaper; None: `prepare` it."""
         prepared: list[PreparedPiece] = []
         for piece in pieces:
-            ready = self._pinned(device, piece)
+            ready = self._pinned(devices, piece)
             if ready is None and piece.view.nbytes < self._crossover_bytes:
-                ready = self._bounced_nowait(device, piece, direction)
+                ready = self._bounced_nowait(devices, piece, direction)
             if ready is None:
                 self._take_back(prepared)
                 return None
             prepared.append(ready)
         self._count(prepared)
-        return PreparedMemory(self._pool, direction, prepared)
+        return PreparedMemory(self._pool, direction, prepared, devices)
 
     async def prepare(
-        self, device: DeviceContext, pieces: Sequence[Piece], direction: Direction
+        self, devices: Devices, pieces: Sequence[Piece], direction: Direction
     ) -> PreparedMemory:
         """All pieces or none. Raises PathFailed (pool_exhausted) when no way is open for one."""
         prepared: list[PreparedPiece] = []
         try:
             for piece in pieces:
-                ready = self._pinned(device, piece)
-                prepared.append(ready or await self._unpinned(device, piece, direction))
+                ready = self._pinned(devices, piece)
+                prepared.append(ready or await self._unpinned(devices, piece, direction))
         except BaseException:
-            await PreparedMemory(self._pool, direction, prepared).discard()
+            await PreparedMemory(self._pool, direction, prepared, ()).discard()
             raise
         self._count(prepared)
-        return PreparedMemory(self._pool, direction, prepared)
+        return PreparedMemory(self._pool, direction, prepared, devices)
 
     async def _unpinned(
-        self, device: DeviceContext, piece: Piece, direction: Direction
+        self, devices: Devices, piece: Piece, direction: Direction
     ) -> PreparedPiece:
         first, second = self._copied, self._registered
         if piece.view.nbytes >= self._crossover_bytes:
             first, second = second, first
         try:
-            return await first(device, piece, direction)
+            return await first(devices, piece, direction)
         except _NO_ROOM:
             pass  # no room, or the locked-memory limit: the other way may still be open
         try:
-            return await second(device, piece, direction)
+            return await second(devices, piece, direction)
         except _NO_ROOM as error:
             raise PathFailed(PathName.RDMA, PathReason.POOL_EXHAUSTED, str(error)) from error
 
-    def _pinned(self, device: DeviceContext, piece: Piece) -> PreparedPiece | None:
+    def _pinned(self, devices: Devices, piece: Piece) -> PreparedPiece | None:
         pinned = piece.pinned
-        region = None if pinned is None else region_of(pinned, device)
-        if pinned is None or region is None:
-            return None
-        segment = Segment(pinned.address, region.lkey, piece.view.nbytes)
-        return PreparedPiece(piece.view, [segment])
+        segments = None if pinned is None else _segments(devices, pinned, piece.view.nbytes)
+        return None if segments is None else PreparedPiece(piece.view, segments)
 
     def _bounced_nowait(
-        self, device: DeviceContext, piece: Piece, direction: Direction
+        self, devices: Devices, piece: Piece, direction: Direction
     ) -> PreparedPiece | None:
         try:
             buffer = self._pool.allocate_nowait(piece.view.nbytes)
         except (BusyError, BudgetExceeded):
             return None
-        ready = self._bounced(device, piece, buffer)
+        ready = self._bounced(devices, piece, buffer)
         if direction is Direction.WRITE:
             buffer.view[:] = piece.view
         return ready
 
-    async def _copied(
-        self, device: DeviceContext, piece: Piece, direction: Direction
-    ) -> PreparedPiece:
+    async def _copied(self, devices: Devices, piece: Piece, direction: Direction) -> PreparedPiece:
         buffer = await self._pool.allocate(piece.view.nbytes)
-        ready = self._bounced(device, piece, buffer)
+        ready = self._bounced(devices, piece, buffer)
         if direction is Direction.WRITE:
             try:
                 await copy_bytes(piece.view, buffer.view)
@@ -168,22 +173,22 @@ class Targets:
                 raise
         return ready
 
-    def _bounced(self, device: DeviceContext, piece: Piece, buffer: PinnedBuffer) -> PreparedPiece:
-        region = region_of(buffer, device)
-        if region is None:
+    def _bounced(self, devices: Devices, piece: Piece, buffer: PinnedBuffer) -> PreparedPiece:
+        segments = _segments(devices, buffer, piece.view.nbytes)
+        if segments is None:
             self._pool.free(buffer)
-            raise BusyError(f"the pool is not registered on {device.name}")
-        segment = Segment(buffer.address, region.lkey, piece.view.nbytes)
-        return PreparedPiece(piece.view, [segment], bounce=buffer)
+            raise BusyError("the pool is not registered on every device")
+        return PreparedPiece(piece.view, segments, bounce=buffer)
 
     async def _registered(
-        self, device: DeviceContext, piece: Piece, direction: Direction
+        self, devices: Devices, piece: Piece, direction: Direction
     ) -> PreparedPiece:
         view = piece.view
         if view.readonly:
             raise BusyError("a read-only source is copied, never registered")
-        registration = await self._pool.register_target(device, view)
-        return PreparedPiece(view, registration.segments, registration=registration)
+        made = await _all_or_none([self._pool.register_target(device, view) for device in devices])
+        segments = {device: one.segments for device, one in zip(devices, made, strict=True)}
+        return PreparedPiece(view, segments, registrations=made)
 
     def _take_back(self, pieces: Sequence[PreparedPiece]) -> None:
         for piece in pieces:
@@ -194,7 +199,7 @@ class Targets:
         for piece in pieces:
             if piece.bounce is not None:
                 self._counters.targets_copied += 1
-            elif piece.registration is not None:
+            elif piece.registrations:
                 self._counters.targets_registered += 1
             else:
                 self._counters.targets_direct += 1
@@ -207,3 +212,47 @@ def region_of(pinned: PinnedBuffer, device: DeviceContext) -> NativeRegion | Non
     find: Callable[[DeviceContext], NativeRegion | None] | None
     find = getattr(pinned.arena, "region", None)
     return None if find is None else find(device)
+
+
+def _segments(
+    devices: Devices, pinned: PinnedBuffer, nbytes: int
+) -> Mapping[DeviceContext, Sequence[Segment]] | None:
+    """None where it is not registered on one of them."""
+    found: dict[DeviceContext, Sequence[Segment]] = {}
+    for device in devices:
+        region = region_of(pinned, device)
+        if region is None:
+            return None
+        found[device] = (Segment(pinned.address, region.lkey, nbytes),)
+    return found
+
+
+async def _all_or_none(
+    opening: Sequence[Coroutine[Any, Any, TargetRegistration]],
+) -> list[TargetRegistration]:
+    """Raises the first error, having closed what the others made."""
+    if len(opening) == 1:
+        return [await opening[0]]
+    tasks = [asyncio.ensure_future(one) for one in opening]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()  # an operation that is not wanted any more undoes itself
+        await asyncio.wait(tasks)
+        made = [t.result() for t in tasks if not t.cancelled() and t.exception() is None]
+        with contextlib.suppress(DeviceError, TimeoutError):  # retained, and its device tries again
+            await _close_all(made)
+        raise
+
+
+async def _close_all(registrations: Sequence[TargetRegistration]) -> None:
+    """Each of them, and then raises the first DeviceError."""
+    first: BaseException | None = None
+    for registration in registrations:
+        try:
+            await registration.close()
+        except (DeviceError, TimeoutError) as error:
+            first = first or error
+    if first is not None:
+        raise first

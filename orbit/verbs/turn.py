@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import errno as errnos
 import os
+import struct
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -56,7 +57,7 @@ from .records import (
     pack_write,
 )
 
-ABI = 2
+ABI = 3
 ACCEPTED_UNKNOWN = 0xFFFFFFFF
 POLL_MAX = 64  # completions per crossing; a fuller queue is met by the next call
 
@@ -127,6 +128,7 @@ class _RareCalls:
         "async_fd",
         "channel_fd",
         "modify",
+        "poller_bind",
         "poller_free",
         "poller_start",
         "poller_stop",
@@ -139,6 +141,7 @@ class _RareCalls:
         self.async_fd = _function(held, "turn_async_fd", u64)
         self.channel_fd = _function(held, "turn_channel_fd", u64)
         self.modify = _function(free, "turn_modify", u64, u64, ctypes.c_char_p)
+        self.poller_bind = _function(held, "turn_poller_bind", u64, ctypes.c_char_p, u32)
         start = (u64, ctypes.c_int, u32, u32, u32, pointer)
         self.poller_start = _function(held, "turn_poller_start", *start, result=u64)
         self.poller_stop = _function(free, "turn_poller_stop", u64, result=None)
@@ -275,6 +278,12 @@ class Turn:
         if not made:
             raise DeviceError("completion queue", "start a poller", -error.value)
         return made
+
+    def poller_bind(self, poller: int, cpus: Sequence[int]) -> None:
+        """Keep its thread on these processors. Raises DeviceError: it may use none of them."""
+        rc = self._rare.poller_bind(poller, struct.pack(f"={len(cpus)}I", *cpus), len(cpus))
+        if rc < 0:
+            raise DeviceError("completion queue", "bind a poller", -rc)
 
     def poller_drain(self, poller: int, max_completions: int = POLL_MAX) -> list[Completion]:
         """Up to `max_completions` (at most POLL_MAX), oldest first. Fewer means that the ring was

@@ -7,6 +7,7 @@ device cannot hand it out again. It does not post binds: it yields the window an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import DeviceError, PathUnavailable
@@ -16,15 +17,22 @@ from .provider import NativeDomain, NativeWindow
 TAGS_PER_INDEX = 256  # the low byte of a key
 _USABLE_TAGS = TAGS_PER_INDEX - 1  # the tag that the allocation came with is never used
 _ALL_TAGS = (1 << TAGS_PER_INDEX) - 1
+_SCARCE_PART = 10
 
 
 class KeyHistory:
     """Tags used per index, as one 256-bit set each. Bounded, and nothing is ever evicted."""
 
     def __init__(self, indices_max: int) -> None:
+        self.ran_out = False  # somebody found no fresh key
         self._indices_max = indices_max
         self._used: dict[int, int] = {}
+        # Tags left of the indexes that have a window now. Those of a window that was freed are out
+        # of reach, until the device happens to hand its index out again.
+        self._unspent: dict[int, int] = {}
+        self._at_hand = indices_max * _USABLE_TAGS
         self._keys_used = 0
+        self._on_scarce: Callable[[], None] | None = None
 
     @property
     def keys_used(self) -> int:
@@ -34,12 +42,27 @@ class KeyHistory:
     def keys_remaining(self) -> int:
         return max(0, self._indices_max * _USABLE_TAGS - self._keys_used)
 
+    @property
+    def scarce(self) -> bool:
+        """At most a tenth of all keys is still within reach."""
+        return self.ran_out or self._at_hand * _SCARCE_PART <= self._indices_max * _USABLE_TAGS
+
+    def watch(self, on_scarce: Callable[[], None]) -> None:
+        """Call it when the keys become `scarce`, or now if they are; once."""
+        self._on_scarce = on_scarce
+        self._look()
+
     def admit(self, allocated_key: int) -> bool:
         """Take note of a newly allocated window. False: its index would be one too many."""
         index, tag = allocated_key >> 8, allocated_key & 0xFF
-        if index not in self._used and len(self._used) >= self._indices_max:
-            return False
-        self._used[index] = self._used.get(index, 0) | 1 << tag
+        if index not in self._used:
+            if len(self._used) >= self._indices_max:
+                return False
+            self._unspent[index] = _USABLE_TAGS
+        used = self._used[index] = self._used.get(index, 0) | 1 << tag
+        unspent = TAGS_PER_INDEX - used.bit_count()
+        self._at_hand += unspent - self._unspent.get(index, 0)
+        self._unspent[index] = unspent
         return True
 
     def next_key(self, current: int) -> RemoteKey | None:
@@ -57,8 +80,27 @@ class KeyHistory:
             if not used >> candidate & 1:
                 self._used[index] = used | 1 << candidate
                 self._keys_used += 1
+                if self._unspent.get(index):
+                    self._unspent[index] -= 1
+                    self._at_hand -= 1
+                self._look()
                 return RemoteKey(index << 8 | candidate)
         return None
+
+    def freed(self, key: int) -> None:
+        """The window of that index was deallocated."""
+        self._at_hand -= self._unspent.pop(key >> 8, 0)
+        self._look()
+
+    def run_out(self) -> None:
+        """There was no fresh key for somebody."""
+        self.ran_out = True
+        self._look()
+
+    def _look(self) -> None:
+        if self._on_scarce is not None and self.scarce:
+            on_scarce, self._on_scarce = self._on_scarce, None
+            on_scarce()
 
 
 class ParkedWindows:
@@ -114,7 +156,7 @@ class WindowPool:
         self._history = history
         self._parked = parked
         self._free: list[tuple[NativeWindow, int]] = []
-        self._taken: dict[int, NativeWindow] = {}  # by id
+        self._taken: dict[int, FreshWindow] = {}  # by id of the window
         self._closed = False
 
     @property
@@ -132,11 +174,12 @@ class WindowPool:
             key = self._history.next_key(last_key)
             if key is not None:
                 return self._hand_out(window, key)
-            self._discard(window)
+            self._discard(window, last_key)
         while True:
             window = self._allocate()
             if not self._history.admit(window.key):
-                self._discard(window)
+                self._discard(window, window.key)
+                self._history.run_out()
                 raise _no_keys()
             key = self._history.next_key(window.key)
             if key is not None:
@@ -155,6 +198,7 @@ class WindowPool:
         if id(fresh.window) in self._taken:
             fresh.window.close()
             del self._taken[id(fresh.window)]
+            self._history.freed(fresh.key)
 
     def close(self) -> None:
         """Free every window, bound ones too (that revokes them). Raises DeviceError; what could
@@ -162,15 +206,16 @@ class WindowPool:
         """
         self._closed = True
         while self._free:
-            self._free[-1][0].close()
+            window, last_key = self._free[-1]
+            window.close()
             self._free.pop()
-        for ident in list(self._taken):
-            self._taken[ident].close()
-            del self._taken[ident]
+            self._history.freed(last_key)
+        for fresh in list(self._taken.values()):
+            self.free(fresh)
 
     def _hand_out(self, window: NativeWindow, key: RemoteKey) -> FreshWindow:
-        self._taken[id(window)] = window
-        return FreshWindow(window, key)
+        fresh = self._taken[id(window)] = FreshWindow(window, key)
+        return fresh
 
     def _allocate(self) -> NativeWindow:
         try:
@@ -178,11 +223,13 @@ class WindowPool:
         except DeviceError as error:
             raise PathUnavailable(PathName.RDMA, PathReason.WINDOWS_BUSY, str(error)) from error
 
-    def _discard(self, window: NativeWindow) -> None:
+    def _discard(self, window: NativeWindow, key: int) -> None:
         try:
             window.close()
         except DeviceError:
             self._parked.park(window)  # unbound: it can wait for the domain's close
+        else:
+            self._history.freed(key)
 
 
 def _no_keys() -> PathUnavailable:
@@ -190,5 +237,5 @@ def _no_keys() -> PathUnavailable:
         PathName.RDMA,
         PathReason.WINDOW_KEYS,
         "every key of this protection domain was used once",
-        hint="reopen the node for a fresh protection domain, or raise window_key_indices_max",
+        hint="a fresh protection domain is being opened; it needs room for all registrations",
     )

@@ -22,6 +22,7 @@ class PortAttr:
     lid: int
     link_layer: int
     gid_tbl_len: int
+    pkey_tbl_len: int
     max_msg_sz: int
 
 class GIDText: ...

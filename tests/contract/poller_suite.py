@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -52,8 +52,18 @@ def woken(poller: NativePoller, count: int, batch: int) -> list[Completion]:
     return found
 
 
-def threads() -> set[str]:
-    return {(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}
+def pollers() -> list[int]:
+    """The threads of this process that poll."""
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            if (task / "comm").read_text() == "orbit-poller\n":
+                found.append(int(task.name))
+    return found
+
+
+def processors_of_pollers() -> list[set[int]]:
+    return [os.sched_getaffinity(thread) for thread in pollers()]
 
 
 class PollerContract:
@@ -89,6 +99,29 @@ class PollerContract:
             post_empty_reads(rig, 0, 60)
             assert [done.wr_id for done in woken(poller, 60, 3)] == list(range(60))
 
+    def test_it_stays_on_the_processors_that_it_is_given(self, rig: Rig) -> None:
+        mine = os.sched_getaffinity(0)
+        with polled(rig):
+            assert processors_of_pollers() == [mine]
+        poller = NativePoller(rig.a.turn, rig.a.cq, 4 * DEPTH, cpus=[max(mine)])
+        try:
+            assert processors_of_pollers() == [{max(mine)}]
+            assert os.sched_getaffinity(0) == mine
+            post_empty_reads(rig, 1, 1)
+            assert woken(poller, 1, 64)[0].wr_id == 1
+        finally:
+            poller.stop()
+
+    @pytest.mark.parametrize("nowhere", [1023, 1 << 20])
+    def test_it_polls_all_the_same_where_it_may_not_be_bound(self, rig: Rig, nowhere: int) -> None:
+        poller = NativePoller(rig.a.turn, rig.a.cq, 4 * DEPTH, cpus=[nowhere])
+        try:
+            assert processors_of_pollers() == [os.sched_getaffinity(0)]
+            post_empty_reads(rig, 1, 1)
+            assert woken(poller, 1, 64)[0].wr_id == 1
+        finally:
+            poller.stop()
+
     def test_failures_come_through(self, rig: Rig) -> None:
         a = rig.a
         with polled(rig) as poller:
@@ -104,7 +137,7 @@ class PollerContract:
 
     def test_stop_hands_over_what_was_not_drained(self, rig: Rig) -> None:
         poller = NativePoller(rig.a.turn, rig.a.cq, 4 * DEPTH)
-        assert "orbit-poller" in threads()
+        assert len(pollers()) == 1
         post_empty_reads(rig, 0, 70)
         assert readable(poller.fd, PATIENCE_S)
         fd = poller.fd
@@ -112,7 +145,7 @@ class PollerContract:
         rig.a.qp.modify(QueuePairAttributes(STATE_ERR))
         left = poller.stop()
         assert not poller.running
-        assert "orbit-poller" not in threads()
+        assert not pollers()
         assert not Path(f"/proc/self/fd/{fd}").exists()
         rest = rig.a.completions(70 - len(first) - len(left)) if len(left) < 69 else []
         assert [done.wr_id for done in first + left + rest] == list(range(70))

@@ -97,10 +97,13 @@ class PathPair:
 
 @dataclass(eq=False)
 class ScriptedPair(PathPair):
-    """The owner sits on the fake device `a`, the consumer on `b`."""
+    """The owner's first rail is the fake device `a`, the consumer's is `b`."""
 
     a: ScriptedDevice = None  # type: ignore[assignment]
     b: ScriptedDevice = None  # type: ignore[assignment]
+    more: tuple[
+        ScriptedDevice, ...
+    ] = ()  # of further rails: the owner's and the consumer's by turns
 
 
 class Get:
@@ -226,22 +229,19 @@ def rail_of(device: ScriptedDevice) -> RailHint:
     return RailHint(device.name, 1, device.gids[1], 1, 4096)
 
 
-async def open_path(
-    provider: Provider, config: RdmaPathConfig, rail: RailHint | None = None
-) -> RdmaPath:
+async def open_path(provider: Provider, config: RdmaPathConfig, *rails: RailHint) -> RdmaPath:
     """Fails the test when there is none. Without a rail: what discovery finds under the pins."""
-    rails = None if rail is None else [rail]
-    path, reason, detail = await open_rdma_path(provider, config, rails=rails)
+    path, reason, detail = await open_rdma_path(provider, config, rails=rails or None)
     assert path is not None, (reason, detail)
     assert reason is PathReason.OK
     return path
 
 
 async def open_scripted(
-    fabric: ScriptedFabric, device: str, config: RdmaPathConfig = QUICK
+    fabric: ScriptedFabric, *names: str, config: RdmaPathConfig = QUICK
 ) -> RdmaPath:
-    provider = ScriptedProvider(fabric, [device])
-    return await open_path(provider, config, rail_of(fabric.devices[device]))
+    provider = ScriptedProvider(fabric, names)
+    return await open_path(provider, config, *(rail_of(fabric.devices[name]) for name in names))
 
 
 def join(
@@ -251,8 +251,8 @@ def join(
     ours = NotifyingSession(number, dialer=False)
     theirs = NotifyingSession(number, dialer=True)
     for session, own, other in ((ours, owner, consumer), (theirs, consumer, owner)):
-        session.local_hello = replace(session.local_hello, rails=own.rails, limits=own.limits)
-        session.peer_hello = replace(session.peer_hello, rails=other.rails, limits=other.limits)
+        session.local_hello = replace(session.local_hello, rails=own.hints, limits=own.limits)
+        session.peer_hello = replace(session.peer_hello, rails=other.hints, limits=other.limits)
         session.handlers = own.handlers()
     ours.connect(theirs)
     return ours, theirs
@@ -263,30 +263,44 @@ async def rdma_pair(
     *,
     rxe: bool = False,
     config: RdmaPathConfig = QUICK,
+    consumer_config: RdmaPathConfig | None = None,
     pinned_targets: bool = True,
     message_bytes_max: int = 0,
+    rails: int = 1,
 ) -> AsyncIterator[ScriptedPair]:
-    """Opened and closed in order; afterwards the fake must have seen no misuse and hold nothing."""
+    """Opened and closed in order; afterwards the fakes must have seen no misuse and hold nothing.
+    Each rail has a network of its own.
+    """
     fabric = ScriptedFabric(rxe=rxe)
-    a, b = fabric.add_device("fake_a"), fabric.add_device("fake_b")
+    names = [("fake_a", "fake_b"), *((f"fake_a{n}", f"fake_b{n}") for n in range(2, rails + 1))]
+    devices = [
+        fabric.add_device(name, f"fe80::{rail}:{host}", f"::ffff:198.18.{rail}.{host}")
+        for rail, pair in enumerate(names, 1)
+        for host, name in enumerate(pair, 1)
+    ]
     if message_bytes_max:
-        for device in (a, b):
+        for device in devices:
             device.set_message_bytes_max(message_bytes_max)
-    owner = await open_scripted(fabric, "fake_a", config)
-    consumer = await open_scripted(fabric, "fake_b", config)
+    owner = await open_scripted(fabric, *(a for a, _ in names), config=config)
+    consumer = await open_scripted(fabric, *(b for _, b in names), config=consumer_config or config)
     assert await owner.memory.ensure() is PathReason.OK
     if pinned_targets:
         assert await consumer.memory.ensure() is PathReason.OK
     ours, theirs = join(owner, consumer)
     try:
-        yield ScriptedPair(owner, consumer, ours, theirs, pinned_targets, a=a, b=b)
+        a, b, *more = devices
+        yield ScriptedPair(
+            owner, consumer, ours, theirs, pinned_targets, a=a, b=b, more=tuple(more)
+        )
     finally:
-        for device in (a, b):
+        for device in devices:
             device.clear_rules()
             device.release()
         await consumer.close()
         await owner.close()
-    for device in (a, b):
+    for path in (owner, consumer):
+        assert path.rail_statistics().endpoints == 0, "queue pairs are still counted"
+    for device in devices:
         counters = device.counters()
         assert not counters.misuse, counters
         assert counters.live_objects == 0, counters

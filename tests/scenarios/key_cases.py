@@ -99,7 +99,7 @@ async def wrong_keys_are_errors_of_that_get(rig: Rig) -> None:
         "a key that was given back": _with_key(old),
         "an ended lease": _expired(rig),
     }
-    if _rdma_path(rig.owner).rails[0].range_enforced:
+    if _rdma_path(rig.owner).hints[0].range_enforced:
         wrong["one byte further"] = _shifted(address=1)
     async with _streaming(rig, "wrong keys") as progress:
         for name, see in wrong.items():

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 from orbit.model import PathName
 from orbit.transport.message_link import PacketLink
-from orbit.verbs import records
-from orbit.verbs.messaging import completion_source, message_lane
+from orbit.verbs import completion_source, records
+from orbit.verbs.messaging import message_lane
 from orbit.verbs.messaging.rc_wire import RcWire
 from orbit.verbs.messaging.wr_ids import send_id
 from orbit.verbs.records import pack_send

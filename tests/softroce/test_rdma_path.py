@@ -115,8 +115,8 @@ def test_contract(case: str, pinned: bool, run_async: Callable[..., Any]) -> Non
 
 def test_the_probe_says_what_this_device_does_not_enforce() -> None:
     async def scenario(pair: PathPair) -> None:
-        assert pair.owner.rails[0].range_enforced is False
-        assert pair.owner.rails[0].link_layer == "ethernet"
+        assert pair.owner.hints[0].range_enforced is False
+        assert pair.owner.hints[0].link_layer == "ethernet"
 
     run(scenario)
 

@@ -398,11 +398,13 @@ int turn_modify(uint64_t modify_fn, uint64_t qp, const struct turn_qp_attr *attr
         to.min_rnr_timer = (uint8_t)attr->min_rnr_timer;
         to.ah_attr.port_num = (uint8_t)attr->port;
         to.ah_attr.dlid = (uint16_t)attr->dlid;
+        to.ah_attr.sl = (uint8_t)attr->service_level;
         to.ah_attr.is_global = attr->is_global ? 1 : 0;
         if (attr->is_global) {
             memcpy(to.ah_attr.grh.dgid.raw, attr->dgid, sizeof attr->dgid);
             to.ah_attr.grh.sgid_index = (uint8_t)attr->sgid_index;
             to.ah_attr.grh.hop_limit = (uint8_t)attr->hop_limit;
+            to.ah_attr.grh.traffic_class = (uint8_t)attr->traffic_class;
         }
         mask |= IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
                 IBV_QP_MIN_RNR_TIMER;

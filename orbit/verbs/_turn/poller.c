@@ -185,6 +185,22 @@ uint64_t turn_poller_start(uint64_t cq, int event_fd, uint32_t entries, uint32_t
     return (uint64_t)(uintptr_t)poller;
 }
 
+int turn_poller_bind(uint64_t address, const uint32_t *cpus, uint32_t count)
+{
+    struct poller *poller = poller_at(address);
+    cpu_set_t set;
+
+    if (!poller || poller->joined)
+        return -EBADF;
+    CPU_ZERO(&set);
+    for (uint32_t i = 0; i < count; i++) {
+        if (cpus[i] >= CPU_SETSIZE)
+            return -EINVAL;
+        CPU_SET(cpus[i], &set);
+    }
+    return -pthread_setaffinity_np(poller->thread, sizeof set, &set);
+}
+
 int turn_poller_drain(uint64_t address, struct turn_wc *out, uint32_t max)
 {
     struct poller *poller = poller_at(address);

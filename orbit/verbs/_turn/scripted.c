@@ -128,6 +128,7 @@ uint64_t fake_device_new(uint64_t address, int *error)
     device = fake_make(fabric, KIND_DEVICE, sizeof *device);
     device->object.device = device;
     device->active = device->windows = true;
+    device->pkey_count = 1;
     device->message_max = 1 << 30;
     device->next_key_index = 1;
     device->keys = calloc(KEY_INDICES, sizeof *device->keys);
@@ -362,6 +363,16 @@ uint32_t fake_qp_state(uint64_t address)
     struct qp *qp = live(address, KIND_QP);
 
     return qp ? qp->state : UINT32_MAX;
+}
+
+int fake_qp_attributes(uint64_t address, struct turn_qp_attr *out)
+{
+    struct qp *qp = live(address, KIND_QP);
+
+    if (!qp)
+        return -EBADF;
+    *out = qp->attr;
+    return 0;
 }
 
 static void forget_entries(struct entries *entries, const struct qp *qp)

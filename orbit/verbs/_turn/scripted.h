@@ -85,6 +85,12 @@ uint64_t fake_device_new(uint64_t fabric, int *error);
 /* An all-zero gid clears the entry. */
 int fake_device_set_gid(uint64_t device, uint32_t index, const uint8_t *gid);
 int fake_device_set_port(uint64_t device, uint32_t active);
+/* While quiet, events about the port are told to no context. */
+int fake_device_set_quiet(uint64_t device, uint32_t quiet);
+/* An InfiniBand port, which needs no global route to a port of its subnet. */
+int fake_device_set_lid(uint64_t device, uint32_t lid);
+/* Entries of the partition key table; INIT refuses an index behind it. */
+int fake_device_set_pkeys(uint64_t device, uint32_t count);
 int fake_device_set_windows(uint64_t device, uint32_t supported);
 /* turn_modify to RTR sleeps this long, without Python's lock. */
 int fake_device_set_rtr_delay(uint64_t device, uint32_t microseconds);
@@ -122,6 +128,8 @@ uint64_t fake_qp_new(uint64_t pd, uint64_t send_cq, uint64_t recv_cq, uint64_t s
                      int *error);
 uint32_t fake_qp_num(uint64_t qp);
 uint32_t fake_qp_state(uint64_t qp);
+/* What the transitions up to now have set. */
+int fake_qp_attributes(uint64_t qp, struct turn_qp_attr *out);
 /* Any object. EBUSY with live children. */
 int fake_destroy(uint64_t object);
 

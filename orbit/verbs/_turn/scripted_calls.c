@@ -250,11 +250,32 @@ static struct device *device_of_gid(struct fabric *fabric, const uint8_t *gid)
     return NULL;
 }
 
+static struct device *device_of_lid(struct fabric *fabric, uint32_t lid)
+{
+    for (struct object *o = fabric->objects; o; o = o->next)
+        if (o->kind == KIND_DEVICE && lid && ((struct device *)o)->lid == lid)
+            return (struct device *)o;
+    return NULL;
+}
+
+static struct device *far_device(struct qp *qp)
+{
+    if (qp->attr.is_global)
+        return device_of_gid(qp->object.fabric, qp->attr.dgid);
+    return device_of_lid(qp->object.fabric, qp->attr.dlid);
+}
+
+static bool answers_to(struct qp *peer, struct qp *qp)
+{
+    const uint8_t *gid = qp->object.device->gids[qp->attr.sgid_index % GID_ENTRIES];
+
+    return peer->attr.is_global ? !memcmp(peer->attr.dgid, gid, 16) : peer->attr.dlid == qp->object.device->lid;
+}
+
 /* The queue pair that would answer, or NULL: also when its answers would not come back. */
 struct qp *fake_peer_of(struct qp *qp)
 {
-    struct device *device = device_of_gid(qp->object.fabric, qp->attr.dgid);
-    const uint8_t *own_gid = qp->object.device->gids[qp->attr.sgid_index % GID_ENTRIES];
+    struct device *device = far_device(qp);
 
     if (!device || !device->active)
         return NULL;
@@ -263,7 +284,7 @@ struct qp *fake_peer_of(struct qp *qp)
 
         if (o->kind == KIND_QP && o->device == device && peer->num == qp->attr.dest_qpn &&
             (peer->state == QPS_RTR || peer->state == QPS_RTS))
-            return peer->attr.dest_qpn == qp->num && !memcmp(peer->attr.dgid, own_gid, 16) &&
+            return peer->attr.dest_qpn == qp->num && answers_to(peer, qp) &&
                            peer->attr.rq_psn == qp->attr.sq_psn
                        ? peer
                        : NULL;
@@ -279,18 +300,38 @@ static void reset(struct qp *qp)
     fake_end_qp(qp);
 }
 
-static int to_rtr(struct qp *qp, const struct turn_qp_attr *attr)
+/* Where the other side is, as a device checks it: -errno, or 0. */
+static int check_route(const struct qp *qp, const struct turn_qp_attr *attr)
 {
     static const uint8_t no_gid[16];
+    const struct device *device = qp->object.device;
+    struct fabric *fabric = qp->object.fabric;
 
-    if (attr->path_mtu < 256 || attr->path_mtu > 4096 || attr->path_mtu & (attr->path_mtu - 1) ||
-        !attr->is_global || attr->sgid_index >= GID_ENTRIES || attr->port != 1)
+    if (!attr->is_global) /* RoCE has no other route than a global one */
+        return !device->lid || !attr->dlid ? -EINVAL : device_of_lid(fabric, attr->dlid) ? 0 : -ETIMEDOUT;
+    if (attr->sgid_index >= GID_ENTRIES)
         return -EINVAL;
-    if (!memcmp(qp->object.device->gids[attr->sgid_index], no_gid, sizeof no_gid))
+    if (!memcmp(device->gids[attr->sgid_index], no_gid, sizeof no_gid))
         return -ENODATA;
-    if (!memcmp(attr->dgid, no_gid, sizeof no_gid) || !device_of_gid(qp->object.fabric, attr->dgid))
+    if (!memcmp(attr->dgid, no_gid, sizeof no_gid) || !device_of_gid(fabric, attr->dgid))
         return -ETIMEDOUT; /* the neighbour does not answer */
+    return 0;
+}
+
+static int to_rtr(struct qp *qp, const struct turn_qp_attr *attr)
+{
+    int rc;
+
+    if (attr->path_mtu < 256 || attr->path_mtu > 4096 || attr->path_mtu & (attr->path_mtu - 1) || attr->port != 1)
+        return -EINVAL;
+    rc = check_route(qp, attr);
+    if (rc)
+        return rc;
     memcpy(qp->attr.dgid, attr->dgid, sizeof attr->dgid);
+    qp->attr.is_global = attr->is_global;
+    qp->attr.dlid = attr->dlid;
+    qp->attr.service_level = attr->service_level;
+    qp->attr.traffic_class = attr->traffic_class;
     qp->attr.path_mtu = attr->path_mtu;
     qp->attr.dest_qpn = attr->dest_qpn;
     qp->attr.rq_psn = attr->rq_psn;
@@ -310,9 +351,10 @@ static int modify(struct qp *qp, const struct turn_qp_attr *attr)
             return -EINVAL;
         fake_to_error(qp);
     } else if (attr->state == QPS_INIT && (qp->state == QPS_RESET || qp->state == QPS_INIT)) {
-        if (attr->port != 1 || attr->pkey_index)
+        if (attr->port != 1 || attr->pkey_index >= qp->object.device->pkey_count)
             return -EINVAL;
         qp->attr.access = attr->access;
+        qp->attr.pkey_index = attr->pkey_index;
     } else if (attr->state == QPS_RTR && qp->state == QPS_INIT) {
         rc = to_rtr(qp, attr);
     } else if (attr->state == QPS_RTS && qp->state == QPS_RTR) {

@@ -82,7 +82,8 @@ static void emit_to_all(struct device *device, uint32_t kind, uint32_t port)
 
 void fake_emit_port(struct device *device, uint32_t kind)
 {
-    emit_to_all(device, kind, 1);
+    if (!device->quiet)
+        emit_to_all(device, kind, 1);
 }
 
 /* Events that nobody read go with their object. */

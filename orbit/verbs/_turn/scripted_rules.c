@@ -41,6 +41,39 @@ int fake_device_set_port(uint64_t address, uint32_t active)
     return locked_return(0);
 }
 
+int fake_device_set_lid(uint64_t address, uint32_t lid)
+{
+    struct device *device = live(address, KIND_DEVICE);
+
+    if (!device)
+        return -EBADF;
+    fake_lock();
+    if (device->lid && device->lid != lid)
+        fake_emit_port(device, EVENT_LID_CHANGE);
+    device->lid = lid;
+    return locked_return(0);
+}
+
+int fake_device_set_quiet(uint64_t address, uint32_t quiet)
+{
+    struct device *device = live(address, KIND_DEVICE);
+
+    if (!device)
+        return -EBADF;
+    device->quiet = quiet;
+    return 0;
+}
+
+int fake_device_set_pkeys(uint64_t address, uint32_t count)
+{
+    struct device *device = live(address, KIND_DEVICE);
+
+    if (!device)
+        return -EBADF;
+    device->pkey_count = count;
+    return 0;
+}
+
 int fake_device_set_windows(uint64_t address, uint32_t supported)
 {
     struct device *device = live(address, KIND_DEVICE);

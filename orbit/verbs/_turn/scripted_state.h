@@ -59,6 +59,7 @@ enum {
     EVENT_QP_ACCESS_ERR = 3,
     EVENT_PORT_ACTIVE = 9,
     EVENT_PORT_ERR = 10,
+    EVENT_LID_CHANGE = 11,
     EVENT_SRQ_LIMIT_REACHED = 15,
     EVENT_QP_LAST_WQE_REACHED = 16,
     EVENT_GID_CHANGE = 18
@@ -95,7 +96,9 @@ struct key_slot {
 struct device {
     struct object object;
     uint8_t gids[GID_ENTRIES][16];
-    bool active, windows, limit_at_arm;
+    uint32_t lid; /* not 0: an InfiniBand port */
+    uint32_t pkey_count;
+    bool active, windows, limit_at_arm, quiet;
     uint32_t rtr_delay_us;
     uint64_t message_max; /* bytes */
     uint32_t release_step, release_skip;

@@ -14,7 +14,7 @@
 
 #include <stdint.h>
 
-#define TURN_ABI 2
+#define TURN_ABI 3
 
 enum turn_opcode {
     TURN_SEND = 0,
@@ -85,6 +85,8 @@ struct turn_qp_attr {
     uint32_t sgid_index;
     uint32_t hop_limit;
     uint32_t dlid;
+    uint32_t service_level; /* RTR: of InfiniBand, 0 to 15 */
+    uint32_t traffic_class; /* RTR: of the global route, so always of RoCE */
     uint8_t dgid[16];
 };
 
@@ -127,6 +129,8 @@ int turn_modify(uint64_t modify_fn, uint64_t qp, const struct turn_qp_attr *attr
  * empty. After idle_us without a completion the thread sleeps nap_us between polls; until then it yields the processor.
  * nap_us 0: it never sleeps. The poller, or 0 and *error = -errno. */
 uint64_t turn_poller_start(uint64_t cq, int event_fd, uint32_t entries, uint32_t idle_us, uint32_t nap_us, int *error);
+/* GIL. Keep the thread on these processors from now on. 0 or -errno: -EINVAL when it may use none of them. */
+int turn_poller_bind(uint64_t poller, const uint32_t *cpus, uint32_t count);
 /* GIL. Up to `max` completions, oldest first; how many, or -errno of the poll that ended the polling once everything
  * before it was drained. Fewer than `max`: the ring was empty, and the next completion is announced on event_fd. One
  * caller at a time. */

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...errors import DeviceError, OrbitError
-from .completion_source import CompletionSource
+from ..completion_source import CompletionSource
 
 # An event follows its completion at once; this long after it, there is none.
 _EVENT_GRACE_S = 0.01

@@ -32,6 +32,7 @@ from ...protocol.messages import (
 from ...protocol.messaging.credits import Windows
 from ...transport.interface import Session
 from ...transport.messages import LinkClient, LinkOpened, MessageLink
+from ..device import find_device
 from .introductions import (
     CLOSED,
     DETAIL_MAX,
@@ -301,8 +302,9 @@ class EpochLinks:
             raise PeerRefused("bad_request", "links are opened by the side that dialed")
         if self._client is None:
             raise PeerRefused(PathReason.NOT_CONFIGURED)
+        device = find_device([rail.device for rail in self._rails], request.peer_gid)
         for rail in self._rails:
-            if rail.device.rail.gid == request.peer_gid:
+            if rail.device is device:
                 return rail
         raise PeerRefused("no_rail", f"this node has no rail {request.peer_gid[:64]}")
 

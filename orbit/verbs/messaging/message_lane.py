@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ...errors import DeviceError, InternalError, OrbitError
+from ..completion_source import BATCH, CompletionSource
 from ..records import Completion
 from .backstop import Backstop, LaneCounters
-from .completion_source import BATCH, CompletionSource
 from .receive_queue import ReceiveQueue
 from .settings import RdmaMessagesConfig
 from .wr_ids import RECEIVE, SERIAL_MAX

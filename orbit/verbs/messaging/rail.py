@@ -17,9 +17,9 @@ from ...memory.budget import Budget, Charge
 from ...model import PathName, PathReason
 from ...protocol.messaging.credits import CONTROL_SLABS, SlabLedger, Windows
 from ..async_events import AsyncEvent, AsyncEventKind
+from ..completion_source import open_source
 from ..device import DeviceContext
 from ..provider import NativeContext
-from .completion_source import open_source
 from .message_lane import MessageLane
 from .message_queue_pair import MessageQueuePair
 from .receive_queue import ReceiveQueue
@@ -69,6 +69,7 @@ class MessageRail:
         self._dead = False  # the device said that it is beyond use
         # From the start: a port may go down before there is a link.
         device.messaging.events.watch(self._on_event)
+        device.state.watch(self._on_fenced, self._on_resumed)
 
     @property
     def parts(self) -> RailParts | None:
@@ -85,7 +86,7 @@ class MessageRail:
             return PathReason.DRAINING
         if self._dead:
             return PathReason.DEVICE_FAILED
-        return PathReason.OK if self._port_up else PathReason.PORT_DOWN
+        return self.device.state.reason if self._port_up else PathReason.PORT_DOWN
 
     async def ensure(self) -> None:
         """Open what is not open yet; what broke is replaced once its last link is gone. Raises
@@ -153,6 +154,7 @@ class MessageRail:
         async with self._opening:
             self._closed = True
             self.device.messaging.events.unwatch(self._on_event)
+            self.device.state.unwatch(self._on_fenced)
             if self._tasks:
                 await asyncio.wait(set(self._tasks))
             if self._parts is not None:
@@ -279,9 +281,14 @@ class MessageRail:
         elif event.kind in _QUEUE_PAIR_ENDS:
             end.fail(self._error(f"event {event.kind}, queue pair {event.qp_num}"))
 
+    def _on_resumed(self) -> None:
+        self._port_up = True  # whether or not an event said so
+
     def _fail_all(self, detail: str) -> None:
+        self._on_fenced(self._error(detail))
+
+    def _on_fenced(self, cause: OrbitError) -> None:
         if self._parts is not None:
-            cause = self._error(detail)
             for end in self._parts.lane.ends:
                 end.fail(cause)
 

@@ -99,8 +99,8 @@ def request(pair: ScriptedPair, **changes: object) -> ConnectBulkRequest:
     good = ConnectBulkRequest(
         array=0,
         attempt=1,
-        rail=pair.consumer.rails[0],
-        source_gid=pair.owner.rails[0].gid,
+        rail=pair.consumer.hints[0],
+        source_gid=pair.owner.hints[0].gid,
         members=(BulkMember(0, 17, 5),),
         rd_atomic=1,
         connection=bytes(16),
@@ -154,7 +154,7 @@ def test_an_older_attempt_is_refused_and_a_newer_one_replaces() -> None:
 def test_a_source_serves_a_bounded_number_of_queue_pairs() -> None:
     async def main() -> None:
         config = replace(QUICK, endpoints_max=3, arrays_per_session_max=2)
-        async with rdma_pair(config=config, pinned_targets=False) as pair:
+        async with rdma_pair(config=config, consumer_config=QUICK, pinned_targets=False) as pair:
             assert await pair.consumer.prepare(pair.consumer_session) is PathReason.OK
             busy = [Get(pair, 100, lease) for lease in (1, 2)]
             for get in busy:  # nothing idle can be evicted
@@ -181,7 +181,7 @@ def test_a_source_serves_a_bounded_number_of_queue_pairs() -> None:
 def test_an_idle_array_makes_room_for_another_peer() -> None:
     async def main() -> None:
         config = replace(QUICK, endpoints_max=2)
-        async with rdma_pair(config=config, pinned_targets=False) as pair:
+        async with rdma_pair(config=config, consumer_config=QUICK, pinned_targets=False) as pair:
             assert await pair.consumer.prepare(pair.consumer_session) is PathReason.OK
             _, theirs = join(pair.owner, pair.consumer, 2)
             busy = Get(pair, 5000)

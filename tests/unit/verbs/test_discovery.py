@@ -18,6 +18,7 @@ from orbit.verbs.rail_choice import Choice, Pins, choose_rails
 V1, V2 = "IB/RoCE v1", "RoCE v2"
 _EMPTY = "0000:0000:0000:0000:0000:0000:0000:0000"
 _LINK_LOCAL = "fe80:0000:0000:0000:0000:00ff:fe00:0001"
+_NO_GIDS = {0: (_EMPTY, "", "")}
 _NETDEVS = {"eth0": Netdev(True, frozenset({"10.0.0.1"}), 1500)}
 
 
@@ -135,8 +136,8 @@ def test_each_cause_has_its_own_verdict_and_the_rest_goes_on_working(
     tree.add("rxe0", node=False)
     _forbid(tree.add("rxe1"), monkeypatch)
     tree.add("rxe2")
-    tree.add("rxe3", state="1: DOWN")
-    tree.add("rxe4", {0: (_EMPTY, "", "")})
+    tree.add("rxe3", _NO_GIDS, state="1: DOWN")
+    tree.add("rxe4", _NO_GIDS)
     tree.add("rxe5")
     found = tree.look("rxe0", "rxe1", "rxe3", "rxe4", "rxe5")
     assert [(d.name, d.verdict) for d in found.devices] == [
@@ -172,7 +173,7 @@ def test_verdicts_are_path_reasons(verdict: Verdict, reason: PathReason) -> None
 
 def test_the_reason_is_that_of_the_device_that_got_furthest(tree: Tree) -> None:
     tree.add("rxe0", node=False)
-    tree.add("rxe1", state="1: DOWN")
+    tree.add("rxe1", _NO_GIDS, state="1: DOWN")
     choice = choose_rails(tree.look())
     assert choice.reason is PathReason.PORT_DOWN
     assert "does not exist" in choice.detail
@@ -190,7 +191,8 @@ def test_a_second_port_saves_the_device(tree: Tree) -> None:
     tree.add("mlx4_0", port=2)
     found = tree.look()
     assert found.devices[0].verdict is Verdict.USABLE
-    assert [r.rail.port for r in choose_rails(found).rails] == [2]
+    rails = choose_rails(found).rails
+    assert [(r.rail.port, r.active) for r in rails] == [(2, True), (1, False)]
 
 
 def test_names_are_in_the_order_of_people(tree: Tree) -> None:
@@ -276,7 +278,7 @@ def test_the_peers_family_is_preferred(tree: Tree) -> None:
 @pytest.fixture
 def pair(tree: Tree) -> Tree:
     tree.add("rxe0")
-    tree.add("rxe1", state="1: DOWN")
+    tree.add("rxe1", _NO_GIDS, state="1: DOWN")
     tree.add("rxe2", pkeys=("0xffff", "0x8001"))
     return tree
 
@@ -350,6 +352,103 @@ def test_a_device_with_nothing_but_a_loopback_gid(tree: Tree) -> None:
     with pytest.raises(ConfigError):
         choose_rails(tree.look(), Pins(device="rxe0"))
     assert _names(choose_rails(tree.look(), Pins(gid_index=0))) == ["rxe0"]
+
+
+# --- ports that are down --------------------------------------------------------------------------
+
+
+def test_a_port_that_is_down_and_has_an_address_is_a_rail_behind_all_others(tree: Tree) -> None:
+    tree.add("rxe0", state="1: DOWN")
+    tree.add("rxe1", {0: (_LINK_LOCAL, V2, "eth0")})
+    choice = choose_rails(tree.look())
+    assert [(r.rail.device, r.active) for r in choice.rails] == [("rxe1", True), ("rxe0", False)]
+    assert choice.rails[1].rail.gid == "::ffff:10.0.0.1"
+    assert "rxe0: no port is ACTIVE" in choice.detail
+
+
+@pytest.mark.parametrize("pins", [Pins(), Pins(device="rxe0"), Pins(device="rxe0", gid_index=1)])
+def test_a_port_that_is_down_may_be_the_only_one(tree: Tree, pins: Pins) -> None:
+    tree.add("rxe0", state="1: DOWN")
+    (rail,) = choose_rails(tree.look(), pins).rails
+    assert (rail.active, rail.rail.gid_index) == (False, 1)
+
+
+def test_a_pin_that_a_port_that_is_down_does_not_have_is_refused(tree: Tree) -> None:
+    tree.add("rxe0", state="1: DOWN")
+    with pytest.raises(ConfigError) as caught:
+        choose_rails(tree.look(), Pins(gid_index=7))
+    assert caught.value.knob == "gid_index"
+
+
+# --- identity -------------------------------------------------------------------------------------
+
+
+def test_a_nic_id_is_a_place_among_all_that_is_listed(tree: Tree) -> None:
+    tree.add("mlx5_10")
+    tree.add("mlx5_2", node=False)
+    tree.add("mlx5_2", port=2)
+    tree.add("mlx5_1", _NO_GIDS)
+    tree.add("mlx5_9")
+    found = tree.look()
+    assert [(d.name, [p.nic for p in d.ports]) for d in found.devices] == [
+        ("mlx5_1", [0]),
+        ("mlx5_2", [1, 2]),
+        ("mlx5_9", [3]),
+        ("mlx5_10", [4]),
+    ]
+    assert [(r.rail.device, r.nic) for r in choose_rails(found).rails] == [
+        ("mlx5_9", 3),
+        ("mlx5_10", 4),
+    ]
+
+
+def test_only_the_first_64_ports_are_used(tree: Tree) -> None:
+    for number in range(66):
+        tree.add(f"rxe{number}")
+    assert [r.nic for r in choose_rails(tree.look()).rails] == list(range(64))
+
+
+def test_a_rail_knows_its_numa_node(tree: Tree) -> None:
+    tree.add("mlx5_0")
+    tree._write(tree.sysfs / "class/infiniband/mlx5_0/device/numa_node", "1")
+    tree.add("rxe0")
+    assert [r.numa_node for r in choose_rails(tree.look()).rails] == [1, -1]
+
+
+@pytest.mark.parametrize(
+    ("pins", "names"),
+    [
+        (Pins(whitelist=("rxe2",)), ["rxe2"]),
+        (Pins(whitelist=("rxe2", "rxe9")), ["rxe2"]),
+        (Pins(blacklist=("rxe2",)), ["rxe0"]),
+        (Pins(blacklist=("rxe9",)), ["rxe0", "rxe2"]),
+        (Pins(whitelist=("rxe0",), blacklist=("rxe0",)), ["rxe0"]),  # the whitelist wins
+        (Pins(device="rxe2", whitelist=("rxe2",)), ["rxe2"]),
+    ],
+)
+def test_lists_filter_what_there_is(pair: Tree, pins: Pins, names: list[str]) -> None:
+    assert _names(choose_rails(pair.look(), pins)) == names
+
+
+def test_lists_that_leave_nothing_say_so(pair: Tree) -> None:
+    choice = choose_rails(pair.look(), Pins(whitelist=("mlx5_0",)))
+    assert choice.reason is PathReason.NO_DEVICE
+    assert choice.detail == "the whitelist leaves none of rxe0, rxe1, rxe2"
+    choice = choose_rails(pair.look(), Pins(blacklist=("rxe0", "rxe1", "rxe2")))
+    assert "blacklist" in choice.detail
+
+
+@pytest.mark.parametrize(
+    ("pins", "problem"),
+    [
+        (Pins(device="rxe0", whitelist=("rxe2",)), "not in the whitelist; valid: rxe2"),
+        (Pins(device="rxe0", blacklist=("rxe0",)), "in the blacklist; valid: rxe2"),
+    ],
+)
+def test_a_pin_outside_the_lists_is_refused(pair: Tree, pins: Pins, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
+        choose_rails(pair.look(), pins)
+    assert caught.value.knob == "device"
 
 
 # --- the network ----------------------------------------------------------------------------------

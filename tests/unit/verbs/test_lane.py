@@ -8,26 +8,33 @@ from typing import Any
 
 import pytest
 
-from orbit.errors import ClosedError, InternalError
+from orbit.errors import ClosedError, DeviceError, InternalError, OrbitError
+from orbit.testing.waiting import until
 from orbit.verbs.admission import SendAdmission, Share
+from orbit.verbs.completion_source import BATCH, open_source
 from orbit.verbs.lane import CompletionTable, Lane
-from orbit.verbs.records import Completion, pack_send
-from orbit.verbs.scripted import ScriptedFabric, ScriptedProvider
+from orbit.verbs.provider import NativeObject, QueuePairCaps
+from orbit.verbs.records import Completion, QueuePairAttributes, pack_send
+from orbit.verbs.scripted import ScriptedContext, ScriptedFabric, ScriptedProvider
 
 
 def completion(wr_id: int) -> Completion:
     return Completion(wr_id, 0, 0, 0, 1, 0, 0, 0)
 
 
+def lane_of(fabric: ScriptedFabric, context: ScriptedContext, depth: int = 64) -> Lane:
+    return Lane(open_source(fabric.turn, context, depth, polling=False), depth, 0)
+
+
 def test_a_handler_is_found_once() -> None:
     table = CompletionTable()
     seen: list[int] = []
     wr_id = table.reserve(lambda c: seen.append(c.wr_id))
-    handler = table.take(wr_id)
+    handler = table.take(wr_id, 1)
     assert handler is not None
     handler(completion(wr_id))
     assert seen == [wr_id]
-    assert table.take(wr_id) is None  # doubled
+    assert table.take(wr_id, 1) is None  # doubled
     assert table.unknown == 1
     assert len(table) == 0
 
@@ -39,9 +46,9 @@ def test_a_late_completion_never_reaches_the_next_user_of_its_place() -> None:
     second = table.reserve(lambda c: None)
     assert first & 0xFFFF_FFFF == second & 0xFFFF_FFFF
     assert first != second
-    assert table.take(first) is None
-    assert table.take(second) is not None
-    assert table.take(1 << 40 | 99) is None  # foreign
+    assert table.take(first, 1) is None
+    assert table.take(second, 1) is not None
+    assert table.take(1 << 40 | 99, 1) is None  # foreign
     assert table.unknown == 2
 
 
@@ -52,11 +59,8 @@ def test_an_idle_lane_wakes_for_a_completion(run_async: Callable[..., Any]) -> N
         fabric.add_device("fake")
         context = ScriptedProvider(fabric).open("fake")
         loop = asyncio.get_running_loop()
-        lane = Lane.open(fabric.turn, context, 64, 0)
+        lane = lane_of(fabric, context)
         domain = context.allocate_domain()
-        from orbit.verbs.provider import QueuePairCaps
-        from orbit.verbs.turn import QueuePairAttributes
-
         qp = domain.create_queue_pair(lane.cq, lane.cq, QueuePairCaps(4, 4))
         qp.modify(QueuePairAttributes(state=1))
         qp.modify(QueuePairAttributes(state=6))  # whatever is posted now is flushed
@@ -80,7 +84,7 @@ def test_a_lane_promises_no_more_entries_than_it_has() -> None:
     fabric = ScriptedFabric()
     fabric.add_device("fake")
     context = ScriptedProvider(fabric).open("fake")
-    lane = Lane.open(fabric.turn, context, 16, 0)
+    lane = lane_of(fabric, context, 16)
     lane.charge(16)
     with pytest.raises(InternalError):
         lane.charge(1)
@@ -172,7 +176,7 @@ def test_a_nap_in_vain_ends(run_async: Callable[..., Any]) -> None:
         fabric = ScriptedFabric()
         fabric.add_device("fake")
         context = ScriptedProvider(fabric).open("fake")
-        lane = Lane.open(fabric.turn, context, 64, 0)
+        lane = lane_of(fabric, context)
         lane.start(asyncio.get_running_loop())
         lane.nap(lambda: False, 5000)  # uvloop's clock stands still within a callback
         assert lane.naps >= 1
@@ -180,3 +184,168 @@ def test_a_nap_in_vain_ends(run_async: Callable[..., Any]) -> None:
         context.close()
 
     run_async(scenario())
+
+
+class FakeSource:
+    """A completion queue that is a list of batches. A batch may be an error."""
+
+    def __init__(self, *batches: list[Completion] | DeviceError) -> None:
+        self.events = 0
+        self.batches = list(batches)
+        self.stopped = 0
+        self.parked = 0
+        self.wake: Callable[[], None] = lambda: None
+
+    @property
+    def cq(self) -> NativeObject:
+        raise AssertionError("nobody asks for it here")
+
+    def start(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
+        self.wake = wake
+
+    def poll(self) -> list[Completion]:
+        batch = self.batches.pop(0) if self.batches else []
+        if isinstance(batch, DeviceError):
+            raise batch
+        return batch
+
+    def spin(self, spin_us: int) -> list[Completion]:
+        return self.poll()
+
+    def nap(self, spin_us: int, nap_us: int) -> list[Completion]:
+        return self.poll()
+
+    def park(self) -> bool:
+        self.parked += 1
+        return True
+
+    def look_for_event(self) -> bool:
+        return True
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+    def close(self) -> None:
+        self.stop()
+
+
+BROKEN = DeviceError("fake", "poll_cq", 5)
+
+
+def test_a_completion_of_another_queue_pair_changes_nothing() -> None:
+    source = FakeSource()
+    lane = Lane(source, 16, 0)
+    seen: list[int] = []
+    wr_id = lane.table.reserve(lambda done: seen.append(done.qp_num), 7)
+    source.batches = [
+        [completion(wr_id)._replace(qp_num=8)],
+        [completion(wr_id)._replace(qp_num=7)],
+    ]
+    lane.poll()
+    assert (seen, lane.table.unknown, len(lane.table)) == ([], 1, 1)
+    lane.poll()
+    assert (seen, lane.table.unknown, len(lane.table)) == ([7], 1, 0)
+
+
+def test_a_bug_of_one_handler_costs_the_others_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    source = FakeSource()
+    lane = Lane(source, 16, 0)
+    seen: list[int] = []
+
+    def fails(_: Completion) -> None:
+        raise RuntimeError("a bug")
+
+    ids = [lane.table.reserve(fails, 1), lane.table.reserve(lambda c: seen.append(c.wr_id), 1)]
+    source.batches = [[completion(wr_id) for wr_id in ids]]
+    assert lane.poll() == 2
+    assert seen == ids[1:]
+    assert "a bug" in caplog.text
+
+
+class User:
+    """A queue pair as the lane sees it."""
+
+    sends, receives = 3, 2
+
+    def __init__(self) -> None:
+        self.causes: list[OrbitError] = []
+
+    def fail(self, cause: OrbitError) -> None:
+        self.causes.append(cause)
+
+
+def test_a_queue_that_cannot_be_polled_fails_who_is_on_it_once() -> None:
+    async def scenario() -> None:
+        source = FakeSource(BROKEN, BROKEN, [completion(99)])
+        lane = Lane(source, 16, 0)
+        on_it, gone = User(), User()
+        for user in (on_it, gone):
+            lane.attach(user)
+        assert lane.outstanding == (6, 4)
+        lane.detach(gone)
+        lane.start(asyncio.get_running_loop())
+        source.wake()
+        assert lane.failed is BROKEN
+        assert source.stopped == 1
+        assert on_it.causes == []  # not from within what found it out
+        await asyncio.sleep(0)
+        assert lane.poll() == 0
+        assert lane.poll() == 1  # what comes after all is looked at
+        source.wake()
+        lane.nap(lambda: False, 1000)
+        await asyncio.sleep(0)
+        assert (on_it.causes, gone.causes) == ([BROKEN], [])
+        assert (source.parked, lane.naps) == (0, 0)
+        lane.close()
+        source.batches = [BROKEN]
+        assert lane.poll() == 0
+        assert source.batches == [BROKEN]
+
+    asyncio.run(scenario())
+
+
+def test_a_full_queue_lets_the_loop_do_other_things() -> None:
+    async def scenario() -> None:
+        batch = [completion(1 << 60)] * BATCH
+        source = FakeSource(*[batch] * 20)
+        lane = Lane(source, 16, 0)
+        lane.start(asyncio.get_running_loop())
+        source.wake()
+        assert 0 < len(source.batches) < 20
+        assert source.parked == 0
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not source.batches
+        assert source.parked == 1
+        assert lane.completions == lane.table.unknown == 20 * BATCH
+
+    asyncio.run(scenario())
+
+
+def test_a_channel_that_cannot_be_read_fails_the_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its descriptor stays readable: who ignored that would be woken for ever."""
+
+    async def scenario() -> None:
+        fabric = ScriptedFabric()
+        fabric.add_device("fake")
+        context = ScriptedProvider(fabric).open("fake")
+        lane = lane_of(fabric, context)
+        domain = context.allocate_domain()
+        qp = domain.create_queue_pair(lane.cq, lane.cq, QueuePairCaps(4, 4))
+        qp.modify(QueuePairAttributes(state=1))
+        qp.modify(QueuePairAttributes(state=6))
+        lane.start(asyncio.get_running_loop())
+
+        def unreadable(channel: int, cq: int) -> int:
+            raise BROKEN
+
+        monkeypatch.setattr(fabric.turn, "drain_events", unreadable)
+        fabric.turn.post_send(qp.native, [pack_send(1, 0, 0, 0)])
+        await until(lambda: lane.failed is not None)
+        assert lane.failed is BROKEN
+        qp.close()
+        lane.close()
+        domain.close()
+        context.close()
+
+    asyncio.run(scenario())

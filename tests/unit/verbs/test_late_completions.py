@@ -19,6 +19,7 @@ import pytest
 from orbit.errors import OrbitError, PathFailed, PathUnavailable
 from orbit.model import Direction, PathReason
 from orbit.verbs import records
+from orbit.verbs.completion_source import EventSource
 from orbit.verbs.rdma_path import RdmaPath
 from orbit.verbs.records import Completion
 from orbit.verbs.scripted_fabric import RECEIVE
@@ -26,22 +27,24 @@ from orbit.verbs.status import WR_FLUSH_ERR
 from tests.contract.rdma_pairs import QUICK, Get, Put, ScriptedPair, array_of, counts, rdma_pair
 
 ROUNDS = 3000 if os.environ.get("ORBIT_SOAK") == "1" else 300
-CONFIG = replace(QUICK, width=1, connect_backoff_s=0.0, progress_timeout_s=5.0)
+CONFIG = replace(QUICK, num_lanes=1, width=1, connect_backoff_s=0.0, progress_timeout_s=5.0)
 Mangle = Callable[["Mangled", list[Completion]], list[Completion]]
 
 
 class Mangled:
-    """Passes one path's completions through `mangle`."""
+    """Passes the completions of a path's one lane through `mangle`."""
 
     def __init__(self, path: RdmaPath, mangle: Mangle) -> None:
         self.flushes: list[Completion] = []  # every one so far
         self.late: list[Completion] = []
         self._mangle = mangle
         (device,) = path.devices
-        (self.lane,) = device.lanes._lanes
-        # Paths on one fabric share their helper; a lane has its own view of it.
-        self._turn = self.lane._turn
-        self.lane._turn = self  # type: ignore[assignment]
+        (self.lane,) = device.lanes.lanes
+        # Paths on one fabric share their helper; a lane's source has its own view of it.
+        source = self.lane.source
+        assert isinstance(source, EventSource)
+        self._turn = source._turn
+        source._turn = self  # type: ignore[assignment]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._turn, name)
@@ -186,7 +189,7 @@ async def exposes(pair: ScriptedPair, direction: Direction) -> bool:
 
 def settled(pair: ScriptedPair) -> bool:
     """No queue pair is on its way out or in."""
-    wanted = len(pair.consumer._requests._arrays)  # of one member each
+    wanted = len(list(pair.consumer._requests.arrays))  # of one member each
     paths = (pair.owner, pair.consumer)
     return all(path.statistics().queue_pairs == wanted for path in paths)
 
@@ -200,10 +203,10 @@ def snapshot(pair: ScriptedPair) -> dict[str, object]:
         found[f"{name} queue pairs"] = statistics.queue_pairs
         found[f"{name} grants"] = statistics.grants_active
         found[f"{name} retained"] = statistics.retained
-        found[f"{name} room"] = [lane.room for lane in device.lanes._lanes]
-        found[f"{name} waited for"] = sum(len(lane.table) for lane in device.lanes._lanes)
-    for (_, direction), array in pair.consumer._requests._arrays.items():
-        member = array.member(0)
+        found[f"{name} room"] = [lane.room for lane in device.lanes.lanes]
+        found[f"{name} waited for"] = sum(len(lane.table) for lane in device.lanes.lanes)
+    for array in pair.consumer._requests.arrays:
+        direction, member = array.name.direction, array.member(0)
         assert member is not None
         found[f"{direction} slots"] = (member.queue_pair.send_free, member.queue_pair.recv_free)
         found[f"{direction} bindings"] = len(member._free_bindings)

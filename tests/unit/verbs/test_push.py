@@ -199,15 +199,14 @@ async def misuse(pair: ScriptedPair, exposure: Exposure, granted: Direction) -> 
     member.direction = other  # the requester deceives itself
     memory = bytearray(5000)
     target, source = Target(memoryview(memory)), Span(memoryview(b"x" * 5000))
-    kept, arrays = array_of(pair, other), consumer._requests._arrays
-    arrays[session.attempt, other] = array
+    array.name = replace(array.name, direction=other)
     with pytest.raises(PathFailed) as caught:
         await (
             consumer.push(session, exposure, LeaseId(9), source)
             if other is Direction.WRITE
             else consumer.pull(session, exposure, LeaseId(9), target)
         )
-    arrays[session.attempt, other] = kept
+    array.name = replace(array.name, direction=granted)
     assert caught.value.reason is PathReason.GET_FAILED
     assert memory == bytes(5000)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
@@ -13,80 +11,12 @@ from orbit.errors import BusyError, ClosedError, DeviceError, OrbitError, Unquie
 from orbit.verbs import records
 from orbit.verbs.device import DeviceContext
 from orbit.verbs.offload import Offload
-from orbit.verbs.queue_pair import BulkQueuePair, Posting, QueuePairState, RemoteEnd
-from orbit.verbs.records import Completion
-from orbit.verbs.registration import RegisteredBlock
-from orbit.verbs.scripted import ScriptedDevice, ScriptedFabric, ScriptedProvider
+from orbit.verbs.queue_pair import QueuePairState
+from orbit.verbs.scripted import ScriptedFabric, ScriptedProvider
 from orbit.verbs.scripted_fabric import ANY_OPCODE, RECEIVE
 from orbit.verbs.settings import RdmaPathConfig
 from tests.contract.rdma_pairs import rail_of
-
-CONFIG = RdmaPathConfig(send_depth=8, recv_depth=8, drain_timeout_s=0.1, connect_timeout_s=0.2)
-CAUSE = OrbitError("the test ended it")
-
-
-@dataclass(eq=False)
-class Bench:
-    """A requester queue pair connected to a source, a block that it reads into, and one to read."""
-
-    fake: ScriptedDevice
-    device: DeviceContext
-    source: BulkQueuePair
-    requester: BulkQueuePair
-    block: RegisteredBlock
-    causes: list[OrbitError]
-    completions: list[Completion]
-
-    def read(self) -> Posting:
-        """A zero-length READ: it needs no key."""
-        return Posting(
-            "read", lambda i: records.pack_read(i, 0, 0, 0, 0, 0), self.completions.append
-        )
-
-    def send(self) -> Posting:
-        return Posting("send", lambda i: records.pack_send(i, 0, 0, 0), self.completions.append)
-
-    def receive(self) -> Posting:
-        block = self.block
-        return Posting(
-            "receive",
-            lambda i: records.pack_recv(i, block.address, 16, block.lkey),
-            self.completions.append,
-        )
-
-
-async def connect(bench_qp: BulkQueuePair, other: BulkQueuePair, device: DeviceContext) -> None:
-    rail = device.rail
-    remote = RemoteEnd(rail.gid, 0, other.qp_num, 7, rail.mtu, 1)
-    await bench_qp.connect(device.local_end(7, remote_read=True), remote, CONFIG.connect_timeout_s)
-
-
-@contextlib.asynccontextmanager
-async def open_bench(*, rxe: bool = False, connected: bool = True) -> AsyncIterator[Bench]:
-    fabric = ScriptedFabric(rxe=rxe)
-    fake = fabric.add_device("fake")
-    offload = Offload()
-    device = await DeviceContext.open(ScriptedProvider(fabric), rail_of(fake), CONFIG, offload)
-    causes: list[OrbitError] = []
-    source = device.create_queue_pair(lambda cause: None)
-    requester = device.create_queue_pair(causes.append)
-    block = await RegisteredBlock.open(device, 4096, records.ACCESS_LOCAL_WRITE)
-    bench = Bench(fake, device, source, requester, block, causes, [])
-    if connected:
-        await connect(source, requester, device)
-        await connect(requester, source, device)
-    yield bench
-    fake.clear_rules()
-    fake.release()
-    for qp in (requester, source):
-        if qp.state is not QueuePairState.CLOSED:
-            await qp.drain(CAUSE)
-            await device.destroy_queue_pair(qp)
-    await block.close()
-    await device.close()
-    offload.close()
-    assert fake.counters().live_objects == 0
-    assert not fake.counters().misuse
+from tests.unit.verbs.queue_pair_bench import CAUSE, connect, open_bench
 
 
 def test_nothing_outstanding_is_drained_at_once() -> None:
@@ -170,6 +100,38 @@ def test_a_partly_refused_post_fails_the_queue_pair_and_forgets_the_rest() -> No
             assert len(bench.completions) == 2  # the two that were taken
             assert bench.requester.send_free == 8
             assert bench.causes == [caught.value]
+
+    asyncio.run(scenario())
+
+
+def test_an_unknown_count_keeps_all_of_the_post_charged() -> None:
+    async def scenario() -> None:
+        async with open_bench() as bench:
+            bench.fake.hold(ANY_OPCODE)
+            bench.fake.refuse_post(records.READ, 5, known=False, skip=1)
+            with pytest.raises(DeviceError):
+                bench.requester.post_send([bench.read() for _ in range(3)])
+            assert bench.requester.state is QueuePairState.FAILED
+            assert (bench.requester.send_free, bench.requester.sends) == (5, 3)
+            with pytest.raises(ClosedError):
+                bench.requester.post_send([bench.read()])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_refused_receive_is_settled_as_a_refused_send_is(known: bool) -> None:
+    async def scenario() -> None:
+        async with open_bench() as bench:
+            bench.fake.refuse_post(RECEIVE, 12, known=known, skip=1)
+            with pytest.raises(DeviceError) as caught:
+                bench.requester.post_recv([bench.receive() for _ in range(3)])
+            assert caught.value.errno == 12
+            assert bench.requester.state is QueuePairState.FAILED
+            assert bench.requester.receives == (1 if known else 3)
+            await bench.requester.drain(CAUSE)
+            assert len(bench.completions) == (1 if known else 3)
+            assert bench.requester.recv_free == 8
 
     asyncio.run(scenario())
 

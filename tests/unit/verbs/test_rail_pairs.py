@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orbit.protocol.messages import RailHint
-from orbit.verbs.rail_pairs import choose_pair, common_prefix_bits, is_gid, path_mtu
+from orbit.verbs.rail_pairs import choose_pair, common_prefix_bits, is_gid, pair_rails, path_mtu
 
 
 def rail(device: str, gid: str, link_layer: str = "ethernet") -> RailHint:
@@ -30,6 +30,22 @@ def test_link_layers_are_not_mixed() -> None:
     assert choose_pair(local[:1], [rail("b", "fe80::3", "infiniband")]) is None
     assert choose_pair(local, []) is None
     assert choose_pair(local, [rail("b", "nonsense"), rail("c", "::")]) is None
+
+
+def test_every_rail_has_one_of_its_name_or_the_nearest() -> None:
+    local = [rail("x", "::ffff:10.1.0.1"), rail("mlx_0", "::ffff:10.2.0.1"), rail("y", "::9")]
+    remote = [rail("mlx_0", "::ffff:10.1.0.2"), rail("other", "::ffff:10.2.0.2")]
+    # The name first, although the other one is nearer; then by the local order.
+    assert pair_rails(local, remote) == [(1, 0), (0, 0), (2, 0)]
+    assert pair_rails(local[:1], remote[::-1]) == [(0, 1)]
+    assert pair_rails(local, remote) == pair_rails(local, remote)
+
+
+def test_a_rail_that_nobody_can_answer_has_no_route() -> None:
+    local = [rail("a", "fe80::1", "infiniband"), rail("b", "fe80::2")]
+    assert pair_rails(local, [rail("a", "fe80::3")]) == [(1, 0)]
+    assert pair_rails(local, [rail("b", "::")]) == []
+    assert pair_rails([], [rail("b", "fe80::3")]) == []
 
 
 @pytest.mark.parametrize(

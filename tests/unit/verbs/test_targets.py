@@ -52,7 +52,7 @@ class Turns:
 
 def prepare(pool: Pool, piece: Span | Target, direction: Direction) -> Any:
     targets = Targets(pool, 1 << 30, PathCounters())  # type: ignore[arg-type]
-    return targets.prepare(SimpleNamespace(name="fake"), [piece], direction)  # type: ignore[arg-type]
+    return targets.prepare([object()], [piece], direction)  # type: ignore[list-item]
 
 
 def test_a_large_copy_into_the_pool_lets_others_run() -> None:

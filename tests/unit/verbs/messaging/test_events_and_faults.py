@@ -85,6 +85,39 @@ def test_a_port_that_goes_down_before_the_first_link_is_known() -> None:
     asyncio.run(scenario())
 
 
+def test_links_end_with_a_fence_and_need_no_event_to_come_back() -> None:
+    async def scenario() -> None:
+        async with message_pair() as pair:
+            await pair.links()
+            session, state = pair.dialer.session, pair.dialer.device.state
+            pair.a.set_port(active=False)
+            await until(lambda: pair.dialer.messages.availability(session) is PathReason.PORT_DOWN)
+            state.fence("its GID is gone")
+            for side in pair.sides:
+                await side.wait_lost()
+            await pair.wait_no_links()
+            pair.a.set_quiet(quiet=True)
+            pair.a.set_port(active=True)
+            await asyncio.sleep(0.01)
+            assert pair.dialer.messages.availability(session) is PathReason.PORT_DOWN
+            state.resume(state.rail)
+            assert pair.dialer.messages.availability(session) is PathReason.OK
+            await pair.links()
+
+    asyncio.run(scenario())
+
+
+def test_a_rail_that_is_paused_has_no_links() -> None:
+    async def scenario() -> None:
+        async with message_pair() as pair:
+            pair.dialer.device.state.fence("port 1 is DOWN")
+            with pytest.raises(PathUnavailable) as caught:
+                await pair.dialer.open()
+            assert caught.value.reason == PathReason.PORT_DOWN
+
+    asyncio.run(scenario())
+
+
 def test_a_device_that_is_beyond_use_offers_no_link() -> None:
     async def scenario() -> None:
         async with message_pair() as pair:

@@ -85,7 +85,7 @@ def test_a_path_closes_its_messages_before_its_devices() -> None:
         fabric = ScriptedFabric()
         for name in ("fake_a", "fake_b"):
             fabric.add_device(name)
-        paths = [await open_scripted(fabric, name, PATH) for name in ("fake_a", "fake_b")]
+        paths = [await open_scripted(fabric, name, config=PATH) for name in ("fake_a", "fake_b")]
         sessions = join(paths[1], paths[0])  # the second one dialed
         ends = [open_rdma_messages(path, QUICK) for path in paths]
         received = [Received(), Received()]

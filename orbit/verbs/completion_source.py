@@ -1,21 +1,21 @@
-"""Where a message lane's completions come from: the event channel, or a thread that polls (D10).
+"""Where a lane's completions come from: the event channel, or a thread that polls (D10).
 
-Owns the completion queue, its channel and how the event loop is woken. It does not look at a
-completion.
+Owns the completion queue, its channel and how the event loop is woken. One queue has one poller:
+in either mode everything goes through its source. It does not look at a completion.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable
+import select
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from ...errors import DeviceError
-from ..poller import NativePoller
-from ..provider import NativeChannel, NativeContext, NativeObject
-from ..records import Completion
-from ..turn import POLL_MAX, Turn
+from ..errors import DeviceError
+from .poller import NativePoller
+from .provider import NativeChannel, NativeContext, NativeObject
+from .records import Completion
+from .turn import POLL_MAX, Turn
 
 BATCH: Final = POLL_MAX
 
@@ -36,6 +36,9 @@ class CompletionSource(Protocol):
 
     def spin(self, spin_us: int) -> list[Completion]:
         """Without the GIL, poll until there is one or the time is over."""
+
+    def nap(self, spin_us: int, nap_us: int) -> list[Completion]:
+        """As `spin`, and then sleep until there is one, for about `nap_us`."""
 
     def park(self) -> bool:
         """Nothing was found. True: the loop may sleep. False: poll once more first."""
@@ -61,6 +64,7 @@ class EventSource:
         self._wake: Callable[[], None] = _nothing
         self._fd = -1
         self._armed = False
+        self._unreadable: DeviceError | None = None
         self.events = 0
 
     @property
@@ -78,7 +82,15 @@ class EventSource:
     def spin(self, spin_us: int) -> list[Completion]:
         return self._turn.wait(self._cq.native, 0, spin_us, 0, BATCH)
 
+    def nap(self, spin_us: int, nap_us: int) -> list[Completion]:
+        channel = self._channel.native
+        found = self._turn.wait(self._cq.native, channel, spin_us, nap_us, BATCH)
+        self._armed = not found  # the helper leaves it armed only when it found nothing
+        return found
+
     def park(self) -> bool:
+        if self._unreadable is not None:
+            raise self._unreadable
         if self._armed:
             return True
         self._turn.arm(self._cq.native)
@@ -103,20 +115,31 @@ class EventSource:
         self._channel.close()
 
     def _on_readable(self) -> None:
-        # A channel that cannot be read says so when the queue is armed, to somebody who can act.
-        with contextlib.suppress(DeviceError):
+        try:
             self.look_for_event()
+        except DeviceError as error:
+            self._unreadable = error  # `park` says it, to somebody who can act
         self._wake()
 
 
 class PollerSource:
-    """A native thread polls; the loop is woken when its ring stops being empty."""
+    """A native thread polls, on `cpus` if there are any; it wakes the loop when its ring stops
+    being empty.
+    """
 
-    def __init__(self, turn: Turn, channel: NativeChannel, cq: NativeObject, depth: int) -> None:
+    def __init__(
+        self,
+        turn: Turn,
+        channel: NativeChannel,
+        cq: NativeObject,
+        depth: int,
+        cpus: Sequence[int] = (),
+    ) -> None:
         self._turn = turn
         self._channel = channel
         self._cq = cq
         self._depth = depth
+        self._cpus = cpus
         self._poller: NativePoller | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._left: list[Completion] = []  # what the ring held when the thread was stopped
@@ -127,7 +150,7 @@ class PollerSource:
         return self._cq
 
     def start(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
-        self._poller = NativePoller(self._turn, self._cq, self._depth)
+        self._poller = NativePoller(self._turn, self._cq, self._depth, cpus=self._cpus)
         self._loop = loop
 
         def on_readable() -> None:
@@ -145,6 +168,15 @@ class PollerSource:
         return self._turn.poll(self._cq.native, BATCH)
 
     def spin(self, spin_us: int) -> list[Completion]:
+        return self.poll()
+
+    def nap(self, spin_us: int, nap_us: int) -> list[Completion]:
+        found = self.poll()
+        if found or self._poller is None or nap_us <= 0:
+            return found
+        sleeper = select.poll()
+        sleeper.register(self._poller.fd, select.POLLIN)
+        sleeper.poll(max(1, nap_us // 1000))
         return self.poll()
 
     def park(self) -> bool:
@@ -168,10 +200,10 @@ class PollerSource:
 
 
 def open_source(
-    turn: Turn, context: NativeContext, depth: int, *, polling: bool
+    turn: Turn, context: NativeContext, depth: int, *, polling: bool, cpus: Sequence[int] = ()
 ) -> CompletionSource:
-    """A completion queue of `depth` on a channel of its own. Raises DeviceError, having closed what
-    it made.
+    """A completion queue of `depth` on a channel of its own; a thread that polls it stays on `cpus`
+    if there are any. Raises DeviceError, having closed what it made.
     """
     channel = context.create_channel()
     try:
@@ -179,7 +211,9 @@ def open_source(
     except DeviceError:
         channel.close()
         raise
-    return PollerSource(turn, channel, cq, depth) if polling else EventSource(turn, channel, cq)
+    if polling:
+        return PollerSource(turn, channel, cq, depth, cpus)
+    return EventSource(turn, channel, cq)
 
 
 def _nothing() -> None:
