@@ -5,12 +5,13 @@ step, and its memory goes only after the retraction of every lease was confirmed
 deadline passes is released by force, which drops its lock and one reference, whatever its path; a
 slot whose time-to-live passes goes with all its leases. It knows no buffer and no clock: the
 runtime keeps the payloads by slot id, carries out the effects, and feeds `quiesced` or `unquiesced`
-for each retracted lease.
+for each retracted lease. A *ranged* slot is memory that many read and write at once, each its own
+ranges of it: which of them get in each other's way is not looked at here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
@@ -21,6 +22,7 @@ from ..errors import (
     InternalError,
     LeaseError,
     UnknownHandle,
+    UsageError,
     WrongDirection,
 )
 from ..model import (
@@ -135,7 +137,8 @@ class _Slot:
     total_bytes: int
     pinned: bool
     retain: bool
-    direction: Direction
+    directions: frozenset[Direction]  # what consumers may do with it
+    ranged: bool = False
     state: SlotState = SlotState.SERVING
     refcount: int = 1
     held: set[LeaseId] = field(default_factory=set)
@@ -185,17 +188,22 @@ class SlotStore:
         pinned: bool,
         retain: bool = False,
         direction: Direction = Direction.READ,
+        ranged: Iterable[Direction] | None = None,
         deadline: float | None = None,
     ) -> Handle:
         """A new slot with one reference. `retain`: the owner keeps that one; no consumer can
-        drop it. `direction`: what consumers do with it; one writer at a time. `deadline`: when its
-        time-to-live ends, at most TTL_SWEEP_S late. Raises ClosedError.
+        drop it. `direction`: what consumers do with it; one writer at a time. `ranged`: in
+        place of that the directions of a ranged slot, which any number of leases use at once.
+        `deadline`: when its time-to-live ends, at most TTL_SWEEP_S late. Raises ClosedError.
         """
         if self._closed:
             raise ClosedError("the node")
         self._last_slot += 1
         slot_id = SlotId(self._last_slot)
-        self._slots[slot_id] = _Slot(slot_id, total_bytes, pinned, retain, direction)
+        directions = frozenset({direction} if ranged is None else ranged)
+        self._slots[slot_id] = _Slot(
+            slot_id, total_bytes, pinned, retain, directions, ranged is not None
+        )
         if deadline is not None:
             self._slot_deadlines.set(slot_id, deadline)
         return Handle(self._worker_id, slot_id)
@@ -226,9 +234,17 @@ class SlotStore:
         slot.retain = False
         return self._settle(slot)
 
-    def withdraw(self, handle: Handle) -> list[SlotEffect]:
-        """The owner takes the payload back, from its readers too. Raises UnknownHandle."""
-        return self._evict(self._serving(handle), LeaseEnd.EXPIRED)
+    def withdraw(self, handle: Handle, *, retired: bool = False) -> list[SlotEffect]:
+        """The owner takes the payload back, from its readers too. `retired`: also when it has no
+        reference any more, so that the leases which it still has end by force; nothing when it is
+        gone. Raises UnknownHandle.
+        """
+        if not retired:
+            return self._evict(self._serving(handle), LeaseEnd.EXPIRED)
+        slot = self._slots.get(handle.slot_id)
+        if slot is None or handle.worker_id != self._worker_id:
+            return []
+        return self._evict(slot, LeaseEnd.EXPIRED)
 
     def close(self) -> list[SlotEffect]:
         """Withdraw everything; nothing is registered any more. Idempotent."""
@@ -241,18 +257,27 @@ class SlotStore:
     # --- leases -----------------------------------------------------------------------------------
 
     def acquire(
-        self, handle: Handle, epoch: EpochId, direction: Direction = Direction.READ
+        self,
+        handle: Handle,
+        epoch: EpochId,
+        direction: Direction = Direction.READ,
+        *,
+        ranged: bool = False,
     ) -> LeaseId:
-        """Take a lock. The lease counts as one of TCP and has no deadline until `arm`.
+        """Take a lock. The lease counts as one of TCP and has no deadline until `arm`. `ranged`:
+        it is for ranges of a ranged slot, and the caller knows which.
 
-        Raises UnknownHandle, WrongDirection, BusyError: a writer is there, or the end of the last
-        one is not proven yet.
+        Raises UnknownHandle, UsageError (the slot is of the other kind), WrongDirection, BusyError:
+        a writer is there, or the end of the last one is not proven yet; never of a ranged slot.
         """
         slot = self._serving(handle)
-        if direction is not slot.direction:
+        if ranged is not slot.ranged:
+            how = "by ranges only" if slot.ranged else "as a whole, and not by ranges"
+            raise UsageError(f"{handle} can be reached {how}")
+        if direction not in slot.directions:
             refused = "be read" if direction is Direction.READ else "be written"
             raise WrongDirection(f"{handle} cannot {refused}")
-        if direction is Direction.WRITE and (slot.held or slot.unconfirmed):
+        if direction is Direction.WRITE and not ranged and (slot.held or slot.unconfirmed):
             raise BusyError(f"{handle} has a writer")
         self._last_lease += 1
         lease_id = LeaseId(self._last_lease)

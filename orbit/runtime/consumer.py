@@ -64,6 +64,7 @@ from .putting import PutRun
 from .runner import TaskRunner
 from .session import ControlSession
 from .sinks import Sink
+from .spreading import Spreading
 from .transferring import Held, TransferContext, TransferRun, typed_refusal
 
 _log = logging.getLogger("orbit")
@@ -118,11 +119,17 @@ class Consumer:
         # them back is no error. A caller that gives back nothing makes it grow. None: an own slot.
         self._held: dict[tuple[Handle, LeaseId], Session | None] = {}
         self._runs: dict[Session, dict[TransferRun, None]] = {}  # oldest first
+        self._spreading = Spreading(paths, runner)
         self._warned: set[tuple[WorkerId, PathReason]] = set()
 
     @property
     def leases_held(self) -> int:
         return len(self._held)
+
+    @property
+    def context(self) -> TransferContext:
+        """What all transfers of this node share."""
+        return self._context
 
     async def fetch(self, handle: Handle, sink: Sink, wish: Wish) -> Lease:
         """Fill `sink` and hold a lease. On any error the sink is discarded and no lease is left."""
@@ -165,7 +172,7 @@ class Consumer:
             wish.deadline,
             wish.timeout_s or 0.0,
         )
-        with self._watched(session, run):
+        with self.watched(session, run):
             return await run.outcome({"reach": reach_s}, started)
 
     async def metadata(self, handle: Handle) -> Metadata:
@@ -213,6 +220,7 @@ class Consumer:
         """The epoch is over: its fetches end. Leases held from it stay known, so that giving them
         back is no error.
         """
+        self._spreading.forget(session)
         cause = session.cause or ClosedError("the session")
         for run in list(self._runs.get(session, ())):
             known = isinstance(cause, PeerError | ClosedError)
@@ -310,10 +318,12 @@ class Consumer:
             wish.progress,
             wish.deadline,
             wish.timeout_s or 0.0,
+            self._spreading.arrays(session),
         )
         reach_s = time.perf_counter() - started
-        with self._watched(session, run):
+        with self.watched(session, run):
             lease = await run.outcome(started)
+        self._spreading.fetched(session, lease)
         self._held[handle, lease.lease_id] = session
         return replace(lease, phases={"reach": reach_s, **lease.phases})
 
@@ -328,7 +338,7 @@ class Consumer:
         )
 
     @contextlib.contextmanager
-    def _watched(self, session: Session, run: TransferRun) -> Iterator[None]:
+    def watched(self, session: Session, run: TransferRun) -> Iterator[None]:
         """While it runs, the end of its session is told to it."""
         runs = self._runs.setdefault(session, {})
         runs[run] = None

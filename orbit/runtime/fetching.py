@@ -18,7 +18,7 @@ class FetchRun(TransferRun):
     """One get from its first call to its lease. Await `outcome` once; it never leaves a lease
     behind.
 
-    `deadline` is a loop time, `timeout_s` what it was made of.
+    `deadline` is a loop time, `timeout_s` what it was made of. `arrays`: see RdmaOffer.
     """
 
     direction: ClassVar[Direction] = Direction.READ
@@ -33,11 +33,13 @@ class FetchRun(TransferRun):
         progress: Progress | None,
         deadline: float | None,
         timeout_s: float,
+        arrays: tuple[int, ...] = (),
     ) -> None:
         fetch = Fetch(plan, deadline, timeout_s)
         super().__init__(context, session, handle, fetch, plan, sink)
         self._sink = sink
         self._progress = progress
+        self._arrays = arrays
 
     async def outcome(self, started: float) -> Lease:
         """The lease, with the bytes in the sink. `started` (perf_counter) is where the total phase

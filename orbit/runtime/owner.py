@@ -22,6 +22,7 @@ from ..transport.interface import Session, Span
 from .options import Put, RegisterOptions
 from .paths import Paths
 from .peer_calls import PeerCalls
+from .ranged import RangedMemory
 from .runner import TaskRunner
 from .shelf import Shelf
 from .staging import Staged
@@ -56,6 +57,14 @@ class Owner(PeerCalls):
         return self._shelf.register(
             staged, retain_slot=options.retain, ttl_s=options.ttl, direction=direction
         )
+
+    def register_ranged(self, staged: Staged, ranged: RangedMemory) -> Handle:
+        """As `register`, of memory that peers reach by ranges, many at once."""
+        return self._shelf.register(staged, retain_slot=True, ranged=ranged)
+
+    def retire(self, handle: Handle, *, force: bool = False) -> None:
+        """See Shelf.retire."""
+        self._shelf.retire(handle, force=force)
 
     def staging_decided(self, reason: PathReason) -> None:
         """Count why a pinned registration went to plain memory."""

@@ -7,10 +7,11 @@ seventh call, the chunk pull, is answered by the TCP path on its own connections
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from ..config import RendezvousConfig
-from ..errors import ClosedError, LeaseError, PathUnavailable, WrongDirection
+from ..errors import ClosedError, LeaseError, PathUnavailable, PeerRefused, WrongDirection
 from ..events import PathDecided, Recorder, Side
 from ..model import Direction, LeaseId, PathName, PathReason
 from ..protocol.messages import (
@@ -25,16 +26,25 @@ from ..protocol.messages import (
     MetadataReply,
     MetadataRequest,
     RdmaAnswer,
+    RdmaOffer,
     ReadyAnswer,
     RefRequest,
     ReleaseRequest,
+    SliceRun,
 )
-from ..protocol.paths import OwnerFacts, decide_owner
+from ..protocol.paths import OwnerFacts, count_grants, decide_owner, refused_path, spread_runs
+from ..protocol.range_list import PAIR_BYTES, unpack
 from ..transport.interface import CallHandler, Session
+from ..transport.rails import RailedPath
 from .options import Put
 from .paths import Paths
 from .shelf import Shelf
 from .shelved import Access
+
+# An acquire may wait so long for its source's room. Who asked waits longer, or it would take this
+# node for dumb, and end the epoch.
+ADMIT_S_MAX: Final = 10.0
+RANGES_MAX: Final = 4096  # of one lease: looking at them holds the event loop
 
 
 class PeerCalls:
@@ -77,9 +87,13 @@ class PeerCalls:
             # Its leases were ended already; another one would stay for ever.
             raise ClosedError("the session")
         direction = _direction(request)
-        access = self._shelf.acquire(request.handle, session.attempt, direction)
+        access = self._shelf.acquire(
+            request.handle, session.attempt, direction, ranged=request.ranged
+        )
         try:
-            if direction is Direction.WRITE:
+            if request.ranged:
+                await self._admit(access, request)
+            elif direction is Direction.WRITE:
                 access.restrict(request.offset, request.nbytes)
             return await self._answer(session, access, request)
         except BaseException:
@@ -102,8 +116,10 @@ class PeerCalls:
         self, session: Session, end: DetachRequest | ReleaseRequest, *, drop: bool
     ) -> Message:
         """A reader is answered at once. A writer when nothing writes any more, with whether all of
-        it is in place, so that it may look elsewhere, or try again under another lease.
+        it is in place, so that it may look elsewhere, or try again under another lease; and so is
+        a reader that wants it confirmed.
         """
+        confirm = isinstance(end, DetachRequest) and end.confirm
         access = self._shelf.end(
             end.handle,
             LeaseId(end.lease_id),
@@ -111,7 +127,9 @@ class PeerCalls:
             drop=drop,
             transferred=end.transferred,
         )
-        if access is None or access.direction is Direction.READ:
+        if access is None and confirm:
+            access = self._shelf.access(LeaseId(end.lease_id))  # ended, and may not be over
+        if access is None or not (confirm or access.direction is Direction.WRITE):
             return EndReply()
         return EndReply(in_place=await asyncio.shield(access.verdict))
 
@@ -122,19 +140,53 @@ class PeerCalls:
 
     # --- the answer to an acquire -----------------------------------------------------------------
 
+    async def _admit(self, access: Access, request: AcquireRequest) -> None:
+        """Lock the ranges, and have the source's room for them."""
+        access.lock(_ranges(request, access.slot.memory.staged.nbytes))
+        path = PathName.TCP if request.rdma is None else PathName.RDMA
+        wait_s = min(self._config.lease_timeout / 2, ADMIT_S_MAX)
+        await access.admit(path, asyncio.get_running_loop().time() + wait_s)
+        if not self._store.is_held(access.lease_id):
+            raise _ended_early(access)
+
     async def _answer(
         self, session: Session, access: Access, request: AcquireRequest
     ) -> AcquireReply:
-        reason = decide_owner(request, self._facts(access))
-        if reason is PathReason.OK and request.rdma is not None:
+        """For ranges an offer is a demand, and is refused in place of another path."""
+        offer = request.rdma
+        runs = () if offer is None else self._runs(access, request, offer)
+        reason = decide_owner(request, self._facts(access, runs))
+        if reason is PathReason.OK and offer is not None:
             try:
-                return await self._answer_rdma(session, access, request, request.rdma.array)
+                return await self._answer_rdma(session, access, request, offer.array, runs)
             except PathUnavailable as refused:
                 reason = PathReason(refused.reason)
+            if runs and not offer.runs:  # spread by this side's choice: one array may still do
+                try:
+                    return await self._answer_rdma(session, access, request, offer.array, ())
+                except PathUnavailable as refused:
+                    reason = PathReason(refused.reason)
+        if request.ranged and offer is not None:
+            raise refused_path(reason)
         self._recorder.record(PathDecided(Side.OWNER, PathName.TCP, reason))
         return await self._answer_ready(session, access, request, reason)
 
-    def _facts(self, access: Access) -> OwnerFacts:
+    def _runs(
+        self, access: Access, request: AcquireRequest, offer: RdmaOffer
+    ) -> tuple[SliceRun, ...]:
+        """What goes through which array; () for all through one."""
+        if request.ranged and not offer.runs:
+            raise PeerRefused("bad_request", "an offer for ranges names its runs")
+        if not isinstance(self._paths.rdma, RailedPath):
+            return ()
+        if offer.runs or access.direction is Direction.WRITE:
+            return offer.runs
+        span = access.span
+        runs = spread_runs(span.nbytes, offer.arrays)
+        grants = count_grants((piece.view.nbytes for piece in span.pieces), runs)
+        return runs if grants <= offer.pieces_max else ()
+
+    def _facts(self, access: Access, runs: Sequence[SliceRun]) -> OwnerFacts:
         span = access.span
         return OwnerFacts(
             rdma=self._paths.rdma_reason if self._paths.rdma is None else PathReason.OK,
@@ -143,14 +195,20 @@ class PeerCalls:
             total_bytes=span.nbytes,
             draining=self._draining,
             rdma_bytes_min=self._config.rdma_min_bytes,
-            pieces=len(span.pieces),
+            pieces=count_grants((piece.view.nbytes for piece in span.pieces), runs),
         )
 
     async def _answer_rdma(
-        self, session: Session, access: Access, request: AcquireRequest, array: int
+        self,
+        session: Session,
+        access: Access,
+        request: AcquireRequest,
+        array: int,
+        runs: Sequence[SliceRun],
     ) -> AcquireReply:
         nbytes = access.span.nbytes
-        exposure = await access.expose(self._paths.by_name(PathName.RDMA), session, array)
+        rdma = self._paths.by_name(PathName.RDMA)
+        exposure = await access.expose(rdma, session, array, runs)
         timeout_s = self._shelf.arm(access.lease_id, PathName.RDMA)
         if not timeout_s:
             raise _ended_early(access)
@@ -203,6 +261,21 @@ def _direction(request: AcquireRequest) -> Direction:
         return Direction(request.direction)
     except ValueError:
         raise WrongDirection(f"this node knows no direction {request.direction}") from None
+
+
+def _ranges(request: AcquireRequest, total_bytes: int) -> list[tuple[int, int]]:
+    """Offset and size of each, none of them empty. Raises OutOfRange, UsageError, PeerRefused."""
+    if not request.ranges:
+        if not request.nbytes:
+            raise PeerRefused("bad_request", "no bytes need no lease")
+        return [(request.offset, request.nbytes)]
+    if len(request.ranges) > RANGES_MAX * PAIR_BYTES:
+        raise PeerRefused("bad_request", f"more than {RANGES_MAX} ranges")
+    ranges = unpack(request.ranges, total_bytes)
+    nbytes = sum(size for _, size in ranges)
+    if nbytes != request.nbytes:
+        raise PeerRefused("bad_request", f"ranges of {nbytes} bytes, said to be {request.nbytes}")
+    return ranges
 
 
 def _note_put(

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..errors import ClosedError, OrbitError, Unquiesced
 from ..events import MemoryRetained, Recorder
-from ..memory.buffer import BufferExport, address_of
+from ..memory.buffer import BufferExport
 from ..model import Deregistered
 from ..protocol.region_life import (
     KeepMemory,
@@ -34,9 +34,10 @@ from ..protocol.region_life import (
     UseEnded,
     UseUnproven,
 )
-from ..transport.interface import PinnedBuffer, PinnedMemory, RegisteredRange, Span, Target
+from ..transport.interface import PinnedBuffer, PinnedMemory, Span, Target
 from ..transport.pieces import cut_target, join_spans, join_targets
 from ..transport.timer import DeadlineTimer
+from .region_memory import RegionMemory
 from .retained import Retained, proven, retain
 from .runner import TaskRunner
 
@@ -120,16 +121,12 @@ class Region:
     def __init__(self, host: RegionHost, export: BufferExport, source: object, site: str) -> None:
         """Takes `export` over, whatever follows."""
         self.host = host
-        self._export = export
+        self.memory = RegionMemory(export)
         self.source: object | None = source
         self.site = site
         self.nbytes = export.nbytes
-        first = address_of(export.view)
-        self.effective_range = range(first, first + self.nbytes)
         self._life = RegionLife()
         self._timer = DeadlineTimer(lambda: self._step(TimedOut()))
-        self._range: RegisteredRange | None = None
-        self._whole = Target(export.view)
         self._uses: dict[int, RegionUse] = {}
         self._uses_begun = 0
         self._waiters: list[asyncio.Future[Deregistered]] = []
@@ -143,6 +140,11 @@ class Region:
         return self._life.state
 
     @property
+    def view(self) -> memoryview:
+        """All of it, writable. Raises ClosedError when the memory is the caller's again."""
+        return self.memory.view
+
+    @property
     def live(self) -> bool:
         """Whether it may be used."""
         return self._life.state is RegionState.LIVE
@@ -151,41 +153,43 @@ class Region:
     def in_use(self) -> bool:
         return self._life.in_use
 
-    @property
-    def registered(self) -> bool:
-        """Whether devices can reach it."""
-        return self._range is not None
-
     # --- its life ---------------------------------------------------------------------------------
 
-    async def register(self) -> None:
-        """Once. Raises what PinnedMemory.register raises; then the region is over, and nothing of
-        the caller's is held.
+    async def register(self, *, own: bool = False, peers: bool = True) -> None:
+        """Once: a registration for work requests of this side, one for windows that peers are
+        granted, or both. Raises what PinnedMemory.register raises; then the region is over, and
+        nothing of the caller's is held. Raises Unquiesced when a device has one of the two and does
+        not let go: the region is kept.
         """
         memory = self.host.memory
         try:
-            found = None if memory is None else await memory.register(self._export.view)
+            if memory is not None:
+                await self.memory.register(memory, own=own, peers=peers)
         except BaseException as error:
             if isinstance(error, OrbitError | asyncio.CancelledError):
                 _forget_frames(error)
-            self._step(RegistrationFailed())
+            if not self.memory.registered:
+                self._step(RegistrationFailed())
+                raise
+            self._step(Registered())  # in part; nobody uses it, so that its end begins at once
+            await end_regions([self], error)
             raise
-        if found is not None:
-            self._range = found
-            self.effective_range = range(found.first_page, found.first_page + found.page_bytes)
-            self._whole = join_targets([Target(part.view, part) for part in found.parts])
         self._step(Registered())
 
     def refuse(self) -> None:
         """In place of `register`: nothing was registered, and the region is over."""
         self._step(RegistrationFailed())
 
-    def use(self, offset: int, nbytes: int, stop: Callable[[], None]) -> RegionUse:
-        """See RegionSlice.use. Raises OutOfRange, ClosedError."""
+    def use(
+        self, offset: int, nbytes: int, stop: Callable[[], None], *, own: bool = False
+    ) -> RegionUse:
+        """See RegionSlice.use. `own`: for work requests of this side alone. Raises OutOfRange,
+        ClosedError.
+        """
         if not self.live:
             raise ClosedError("the region")
         # No await since: between this look and the note of the use nobody can begin to deregister.
-        target = cut_target(self._whole, offset, nbytes)
+        target = cut_target(self.memory.target(own=own), offset, nbytes)
         self._uses_begun += 1
         use = RegionUse(self, self._uses_begun, target, stop)
         self._uses[self._uses_begun] = use
@@ -226,7 +230,7 @@ class Region:
         try:
             self.host.loop.call_soon_threadsafe(self._dropped, timeout_s)
         except RuntimeError:  # the loop is closed: nobody is left to hear a device confirm
-            if self.registered:
+            if self.memory.registered:
                 self._keep("its event loop was closed before it was unregistered")
 
     def give_up_uses(self, cause: str) -> None:
@@ -266,15 +270,15 @@ class Region:
                 _log.exception("stopping a use of the region registered at %s failed", self.site)
 
     def _unmap(self) -> None:
-        if self._range is None or self.host.memory is None:
+        if self.host.memory is None or not self.memory.registered:
             self._step(Unmapped())
             return
-        work = self._deregister(self.host.memory, self._range)
+        work = self._deregister(self.host.memory)
         self.host.runner.spawn(work, f"deregister {self.nbytes} bytes")
 
-    async def _deregister(self, memory: PinnedMemory, found: RegisteredRange) -> None:
+    async def _deregister(self, memory: PinnedMemory) -> None:
         try:
-            await memory.deregister(found)
+            await self.memory.deregister(memory)
         except BaseException as error:
             # Whatever it was: only a return proves that every device has let go.
             if isinstance(error, OrbitError | asyncio.CancelledError):
@@ -288,11 +292,8 @@ class Region:
             self._step(Unmapped())
 
     def _released(self, how: Deregistered) -> None:
-        for piece in self._whole.pieces:
-            _release(piece.view)
-        self._range, self.source, self._whole = None, None, Target(memoryview(b""))
-        with contextlib.suppress(BufferError):
-            self._export.release()
+        self.source = None
+        self.memory.release()
         if self._kept is not None:
             proven(self._kept)
             self._kept = None
@@ -317,6 +318,22 @@ class Region:
     def _take_waiters(self) -> list[asyncio.Future[Deregistered]]:
         waiters, self._waiters = self._waiters, []
         return [waiter for waiter in waiters if not waiter.done()]
+
+
+async def end_regions(regions: Sequence[Region], cause: BaseException) -> None:
+    """Undo registrations because of `cause`, which the caller raises then; nothing uses them.
+    Returns when all have their verdict, also if it is cancelled meanwhile. Raises Unquiesced from
+    `cause` when a device does not let go.
+    """
+    now = asyncio.get_running_loop().time()
+    waiting = {region.unregister(now) for region in regions}
+    kept: list[BaseException] = []
+    while waiting:
+        with contextlib.suppress(asyncio.CancelledError):
+            done, waiting = await asyncio.wait(waiting)
+            kept += [error for waiter in done if (error := waiter.exception()) is not None]
+    if kept and isinstance(cause, Exception):
+        raise kept[0] from cause
 
 
 def _release(view: memoryview) -> None:

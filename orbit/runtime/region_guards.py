@@ -93,14 +93,14 @@ class RegionGuard(Live):
     @property
     def registered(self) -> bool:
         """Whether devices can reach it: False on a node without RDMA, and after its end."""
-        return self._region.registered
+        return self._region.memory.registered
 
     @property
     def effective_range(self) -> range:
         """The addresses that were pinned: whole pages. On a node without RDMA nothing is pinned,
         and these are the region's own.
         """
-        return self._region.effective_range
+        return self._region.memory.effective_range
 
     def slice(self, offset: int = 0, nbytes: int | None = None) -> RegionSlice:
         """`nbytes` (None: the rest) from byte `offset` of the region. Raises OutOfRange."""

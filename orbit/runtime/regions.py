@@ -8,6 +8,7 @@ one region lives is region.py's.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from ..errors import ClosedError, OrbitError, RegisterOwnedError, UsageError
 from ..events import Recorder
@@ -15,7 +16,7 @@ from ..memory.buffer import BufferExport, view_of_address
 from ..protocol.region_life import RegionState
 from ..transport.interface import PinnedMemory
 from .call_site import caller_site
-from .region import Region, RegionHost
+from .region import Region, RegionHost, end_regions
 from .region_guards import RegionGuard, host_of
 from .runner import TaskRunner
 
@@ -58,10 +59,17 @@ class Regions:
         region = await self.open(view_of_address(address, nbytes), keep)
         return RegionGuard(region, self._drop_timeout_s, external=True)
 
-    async def open(self, buffer: object, source: object | None = None) -> Region:
+    async def open(
+        self,
+        buffer: object,
+        source: object | None = None,
+        *,
+        own: bool = False,
+        peers: bool = True,
+    ) -> Region:
         """A region without a guard: its caller unregisters it. It holds `buffer`'s export, and
-        `source` (None: the buffer itself). Raises UsageError, BudgetExceeded, DeviceError,
-        ClosedError.
+        `source` (None: the buffer itself). `own` and `peers`: see Region.register. Raises
+        UsageError, BudgetExceeded, DeviceError, ClosedError, Unquiesced.
         """
         export = BufferExport(buffer, writable=True)
         if not export.nbytes:
@@ -73,8 +81,22 @@ class Regions:
         if self._gated:
             region.refuse()
             raise ClosedError("the node")
-        await region.register()
+        await region.register(own=own, peers=peers)
         return region
+
+    async def open_many(self, buffers: Iterable[object], *, own: bool, peers: bool) -> list[Region]:
+        """As `open`, of all of them or none: what was registered is ended again before an error is
+        raised. Raises Unquiesced (from what failed) when that could not be proven; such a region
+        stays registered, charged and listed.
+        """
+        opened: list[Region] = []
+        try:
+            for buffer in buffers:
+                opened.append(await self.open(buffer, own=own, peers=peers))
+        except BaseException as error:
+            await end_regions(opened, error)
+            raise
+        return opened
 
     def owns(self, guard: RegionGuard) -> bool:
         """Whether it is one of this node's."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ..config import NodeConfig
 from ..errors import (
@@ -23,16 +23,18 @@ from ..errors import (
 )
 from ..memory.buffer import BufferExport
 from ..model import Direction, Handle, PathReason, SlotId
-from ..transport.pieces import check_range
+from ..transport.interface import Span
+from ..transport.pieces import check_range, join_spans
 from .options import NO_OPTIONS, Put, RegisterOptions
 from .owner import Owner
 from .paths import Paths
+from .ranged import RangedMemory, Source
 from .region import Region
 from .region_guards import RegionGuard, RegionSlice
 from .regions import Regions
 from .runner import TaskRunner
 from .sinks import PinnedWriter
-from .staging import Holding, Staged, stage_held, stage_pinned
+from .staging import Holding, Staged, Stop, stage_held, stage_pinned
 from .usage import checked_handle, checked_timeout
 
 
@@ -123,6 +125,36 @@ class Registering:
         handle = await self._offer(pieces, options, register=False)
         self._owner.staging_decided(reason)
         return handle
+
+    # --- regions that peers reach by ranges -------------------------------------------------------
+
+    def register_region(
+        self, region: Region, directions: Iterable[Direction], source: Source | None = None
+    ) -> Handle:
+        """Let peers lease ranges of `region` in those directions, under a fresh handle; `source`
+        (None: no limit) gives the room for it. The region stays its caller's to unregister, which
+        ends these leases by force when its time is over. Nothing is awaited. Raises ClosedError.
+        """
+        self._check_open()
+        stop = Stop()
+        use = region.use(0, region.nbytes, stop)
+        try:
+            # Writable: peers that write reach it through the same span.
+            span = join_spans([Span(piece.view, piece.pinned) for piece in use.target.pieces])
+            staged = Staged(span, give_back=use.end, uses=[use], stop=stop)
+            memory = RangedMemory(region.memory.address, tuple(directions), source)
+            handle = self._owner.register_ranged(staged, memory)
+        except BaseException:
+            use.end()
+            raise
+        stop.then(functools.partial(self._owner.retire, handle, force=True))
+        return handle
+
+    def retire_region(self, handle: Handle) -> None:
+        """No new lease on it: those that it has go on, and the region is out of use with the last.
+        Also while the node closes; nothing when it has ended.
+        """
+        self._owner.retire(handle)
 
     async def wait_put(self, handle: Handle, timeout: float | None) -> Put:
         """See Node.wait_put."""

@@ -8,6 +8,7 @@ takes no path decision.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable
 
@@ -33,6 +34,7 @@ from ..protocol.slots import (
 from ..transport.timer import DeadlineTimer
 from .options import Put
 from .put_queue import PutQueue
+from .ranged import RangedMemory
 from .retained import retain
 from .runner import TaskRunner
 from .shelved import Access, Memory, Shelved
@@ -67,28 +69,39 @@ class Shelf:
         retain_slot: bool,
         ttl_s: float | None = None,
         direction: Direction = Direction.READ,
+        ranged: RangedMemory | None = None,
     ) -> Handle:
-        """Take `staged` over under a fresh handle. Raises ClosedError; it stays the caller's
-        then.
+        """Take `staged` over under a fresh handle. `ranged`: it is reached by ranges, and how, in
+        place of `direction`. Raises ClosedError; it stays the caller's then.
         """
         handle = self.store.register(
             staged.nbytes,
             pinned=staged.pinned,
             retain=retain_slot,
             direction=direction,
+            ranged=None if ranged is None else ranged.directions,
             deadline=None if ttl_s is None else self._loop.time() + ttl_s,
         )
-        puts = PutQueue(handle) if direction is Direction.WRITE else None
-        self._slots[handle.slot_id] = Shelved(handle, Memory(staged), puts)
+        puts = PutQueue(handle) if direction is Direction.WRITE and ranged is None else None
+        self._slots[handle.slot_id] = Shelved(handle, Memory(staged), puts, ranged)
         self._arm_reaper()
         return handle
 
     def acquire(
-        self, handle: Handle, epoch: bytes, direction: Direction = Direction.READ
+        self,
+        handle: Handle,
+        epoch: bytes,
+        direction: Direction = Direction.READ,
+        *,
+        ranged: bool = False,
     ) -> Access:
-        """Take a lease. Raises UnknownHandle, WrongDirection, BusyError (another writer)."""
-        lease_id = self.store.acquire(handle, epoch, direction)
-        access = self._accesses[lease_id] = Access(self._slots[handle.slot_id], lease_id)
+        """Take a lease. `ranged`: on a ranged slot, and its ranges are locked next. Raises
+        UnknownHandle, UsageError (the slot is of the other kind), WrongDirection, BusyError
+        (another writer).
+        """
+        lease_id = self.store.acquire(handle, epoch, direction, ranged=ranged)
+        slot = self._slots[handle.slot_id]
+        access = self._accesses[lease_id] = Access(slot, lease_id, direction)
         return access
 
     def access(self, lease_id: LeaseId) -> Access | None:
@@ -119,16 +132,16 @@ class Shelf:
         transferred: bool = True,
     ) -> Access | None:
         """A consumer gives its lease back; `drop`: and a reference with it. None when the lease had
-        ended before. Raises LeaseError for a lease of somebody else, and when the bytes of a write
-        are said to have been transferred under a lease that had ended.
+        ended before. Raises LeaseError for a lease of somebody else, and when the bytes of a write,
+        or of ranges, are said to have been transferred under a lease that had ended.
         """
         access = self._accesses.get(lease_id) if self.store.is_held(lease_id) else None
         give_back = self.store.release if drop else self.store.detach
         self._carry_out(give_back(handle, lease_id, epoch, transferred=transferred))
         if access is None and transferred:
             slot = self._slots.get(handle.slot_id)
-            if slot is not None and slot.puts is not None:
-                raise LeaseError(f"lease {lease_id} had ended before the write was finished")
+            if slot is not None and (slot.puts is not None or slot.ranged is not None):
+                raise LeaseError(f"lease {lease_id} had ended before its transfer was finished")
         return access
 
     async def withdraw(self, handle: Handle) -> None:
@@ -142,6 +155,22 @@ class Shelf:
         if slot.kept is not None:
             slot.wake(slot.kept)
         await asyncio.shield(freed)
+
+    def retire(self, handle: Handle, *, force: bool = False) -> None:
+        """Nobody new reaches the payload; it goes with the last lease that it has, and `force` ends
+        these. Nothing when it is gone.
+        """
+        try:
+            if force:
+                effects = self.store.withdraw(handle, retired=True)
+            else:
+                effects = self.store.retire(handle)
+        except UnknownHandle:
+            return
+        slot = self._slots.get(handle.slot_id)
+        self._carry_out(effects)
+        if slot is not None:
+            _keep_region(slot, self.store, self._accesses.values())
 
     async def wait_put(self, handle: Handle, timeout_s: float | None) -> Put:
         """The oldest completed put that nobody waited for yet (of the latest 1024). Raises
@@ -193,17 +222,17 @@ class Shelf:
         """Move every payload out of registered memory and out of regions, by copying: leases to
         come read the copy. The old memory goes when nothing reaches it any more.
 
-        A destination's memory is what its owner looks at, so it is not moved: it takes no further
-        writers, and goes with the lease of the one it has. Idempotent; cancelling it leaves the
-        rest as it was.
+        A destination's memory, and ranged memory, is what its owner looks at, so it is not moved:
+        it takes no further leases, and goes with the last that it has. Idempotent; cancelling it
+        leaves the rest as it was.
         """
         for slot in list(self._slots.values()):
             if slot.memory.staged.plain:
                 continue
-            if slot.puts is None:
+            if slot.puts is None and slot.ranged is None:
                 await self._demote(slot)
             else:
-                self._retire(slot)
+                self.retire(slot.handle)
 
     async def _demote(self, slot: Shelved) -> None:
         try:
@@ -221,13 +250,6 @@ class Shelf:
         finally:
             access.copied()
             self.end(slot.handle, access.lease_id, LOCAL_EPOCH, drop=False)
-
-    def _retire(self, slot: Shelved) -> None:
-        try:
-            effects = self.store.retire(slot.handle)
-        except UnknownHandle:
-            return
-        self._carry_out(effects)
 
     # --- effects ----------------------------------------------------------------------------------
 
@@ -273,10 +295,12 @@ class Shelf:
         failed: OrbitError | None = None
         try:
             await access.end(transferred=effect.transferred)
+            if effect.transferred and effect.how in _BY_CONSUMER:
+                await access.finish()
         except BaseException as error:
             # Only a return proves that nothing is reached any more; whatever else it was proves
-            # nothing. But for a write that is over and did not arrive whole (DataPath.retract).
-            if not (isinstance(error, PathFailed) and access.direction is Direction.WRITE):
+            # nothing. But for a transfer that is over and was not whole (DataPath.retract).
+            if not (isinstance(error, PathFailed) and access.says_whole):
                 if not isinstance(error, Unquiesced):
                     _log.error("retracting lease %s failed", effect.lease_id, exc_info=error)
                 cause = error.cause if isinstance(error, Unquiesced) else repr(error)
@@ -291,12 +315,14 @@ class Shelf:
         """Nothing reaches the payload through that lease any more."""
         del self._accesses[access.lease_id]
         access.leave()
+        access.unlock()
         put, puts = access.put, access.slot.puts
-        written = effect.transferred and failed is None and effect.how in _BY_CONSUMER
-        in_place = written and put is not None and puts is not None
+        said = effect.transferred and failed is None and effect.how in _BY_CONSUMER
+        in_place = said and (put is not None or access.direction is Direction.READ)
         if in_place and put is not None and puts is not None:
             puts.add(put)
         self._carry_out(self.store.quiesced(access.lease_id))
+        _keep_region(access.slot, self.store, self._accesses.values())
         if failed is None:
             access.verdict.set_result(in_place)
         else:
@@ -311,13 +337,30 @@ class Shelf:
 
     def _retain(self, slot: Shelved, access: Access, cause: str) -> None:
         del self._accesses[access.lease_id]
-        staged = access.memory.staged
-        error = Unquiesced(f"payload of {slot.handle}", staged.span.nbytes, cause)
-        if slot.kept is None:
-            retain(error, staged)
-            staged.keep(cause)
+        staged, ranged = access.memory.staged, slot.ranged is not None
+        nbytes = access.span.nbytes if ranged else staged.span.nbytes
+        error = Unquiesced(f"payload of {slot.handle}", nbytes, cause)
+        if ranged or slot.kept is None:
+            retain(error, (staged, access) if ranged else staged)
             self._recorder.record(MemoryRetained(error.what, error.retained_bytes, cause))
         slot.kept = slot.kept or error
+        if ranged:
+            _keep_region(slot, self.store, self._accesses.values())
+        else:
+            staged.keep(cause)
         slot.wake(error)
         access.verdict.set_exception(error)
         access.verdict.exception()
+
+
+def _keep_region(slot: Shelved, store: SlotStore, accesses: Iterable[Access]) -> None:
+    """What is not proven of some ranges keeps the region under a ranged slot. The others are served
+    meanwhile: it is said when nobody new may come, and everybody else is done.
+    """
+    if slot.kept is None or slot.ranged is None:
+        return
+    with contextlib.suppress(UnknownHandle):
+        store.metadata(slot.handle)
+        return
+    if not any(access.slot is slot for access in accesses):
+        slot.memory.staged.keep(slot.kept.cause)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..errors import InternalError, Unquiesced
+from ..errors import InternalError, UnknownHandle, Unquiesced
 from ..model import Direction, Handle, LeaseId, PathName
+from ..protocol.messages import SliceRun
 from ..transport.interface import DataPath, Exposure, Session, Span
 from ..transport.pieces import cut_span
+from ..transport.rails import RailedPath
 from .options import Put
 from .put_queue import PutQueue
+from .ranged import RangedMemory, RangedPart
 from .staging import Staged
 
 
@@ -46,19 +50,16 @@ class Memory:
 
 @dataclass(slots=True, eq=False)
 class Shelved:
-    """One slot. `puts`: it is a destination. `freed`: who waits for its memory; `kept`: why it can
-    never be had.
+    """One slot. `puts`: it is a destination; `ranged`: it is reached by ranges. `freed`: who waits
+    for its memory; `kept`: why it can never be had.
     """
 
     handle: Handle
     memory: Memory
     puts: PutQueue | None = None
+    ranged: RangedMemory | None = None
     freed: asyncio.Future[None] | None = None
     kept: Unquiesced | None = None
-
-    @property
-    def direction(self) -> Direction:
-        return Direction.READ if self.puts is None else Direction.WRITE
 
     @property
     def span(self) -> Span:
@@ -85,34 +86,35 @@ class Access:
     when they are, False for everything else that is provably over; else an error.
     """
 
-    def __init__(self, slot: Shelved, lease_id: LeaseId) -> None:
+    def __init__(self, slot: Shelved, lease_id: LeaseId, direction: Direction) -> None:
         self.slot = slot
         self.lease_id = lease_id
+        self.direction = direction
         self.put: Put | None = None
         self._loop = asyncio.get_running_loop()
         self.verdict: asyncio.Future[bool] = self._loop.create_future()
         self._range: tuple[int, int] | None = None
+        self._part: RangedPart | None = None
         self._memory: Memory | None = None  # what it entered
         self._path: DataPath | None = None
         self._session: Session | None = None
         self._settled: asyncio.Future[None] | None = None  # expose has returned or raised
         self._live = False  # it returned
+        self._checked = False  # its receipts are looked at, whatever the direction
         self._copying: asyncio.Future[None] | None = None
-
-    @property
-    def direction(self) -> Direction:
-        return self.slot.direction
 
     @property
     def span(self) -> Span:
         """What the lease is for, where it lies now."""
+        if self._part is not None:
+            return self._part.span
         whole = self.slot.span
         return whole if self._range is None else cut_span(whole, *self._range)
 
     @property
     def pinned(self) -> bool:
         """Whether a device can reach all of it."""
-        return self.slot.memory.staged.pinned and self.span.all_pinned
+        return self.slot.memory.staged.live and self.span.all_pinned
 
     @property
     def idle(self) -> bool:
@@ -129,6 +131,11 @@ class Access:
         return not self.idle and self._path is not None and self._path.name is path
 
     @property
+    def says_whole(self) -> bool:
+        """Its path tells a transfer that did not arrive whole from one whose end is not proven."""
+        return self._checked or self.direction is Direction.WRITE
+
+    @property
     def is_stale(self) -> bool:
         """It reaches memory that the payload was moved out of."""
         return self._memory is not None and self._memory.replaced
@@ -138,9 +145,29 @@ class Access:
         cut_span(self.slot.span, offset, nbytes)
         self._range = (offset, nbytes)
 
-    async def expose(self, path: DataPath, session: Session, array: int = 0) -> Exposure:
-        """Noted before the first await: a lease which ends meanwhile waits for the outcome. Raises
-        PathUnavailable; nothing was exposed then.
+    def lock(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Only those ranges of a ranged slot, in that order, which are locked from now on. Raises
+        OutOfRange, RangeBusy, UsageError (to be written, and they overlap), UnknownHandle (the
+        memory is about to go).
+        """
+        ranged, staged = self.slot.ranged, self.slot.memory.staged
+        if ranged is None or self._part is not None:
+            raise InternalError(f"lease {self.lease_id} has no ranges to lock")
+        if not staged.live:
+            raise UnknownHandle(str(self.slot.handle))
+        self._part = RangedPart(ranged, staged.span, ranges, self.direction)
+
+    async def admit(self, path: PathName, deadline: float) -> None:
+        """Have the source's room for what is locked. Raises as Source.admit."""
+        if self._part is not None:
+            await self._part.admit(path, deadline)
+
+    async def expose(
+        self, path: DataPath, session: Session, array: int = 0, runs: Sequence[SliceRun] = ()
+    ) -> Exposure:
+        """Noted before the first await: a lease which ends meanwhile waits for the outcome. `runs`
+        cover it exactly, and `path` is a RailedPath. Raises PathUnavailable; nothing was exposed
+        then.
         """
         if not self.idle:
             raise InternalError(f"lease {self.lease_id} is exposed already")
@@ -148,7 +175,7 @@ class Access:
         self._path, self._session = path, session
         settled = self._settled = self._loop.create_future()
         try:
-            exposure = await path.expose(session, self.span, self.lease_id, array, self.direction)
+            exposure = await self._expose(path, session, array, runs)
             self._live = True
             return exposure
         finally:
@@ -178,6 +205,11 @@ class Access:
         if self._live and self._path is not None and self._session is not None:
             await self._path.retract(self._session, self.lease_id, transferred=transferred)
 
+    async def finish(self) -> None:
+        """Every byte was written, and nothing writes any more. Raises PathFailed."""
+        if self._part is not None and self.direction is Direction.WRITE:
+            await self._part.finish()
+
     async def take_back(self) -> None:
         """As `end`; the lease goes on, as one without an exposure. Raises Unquiesced: it is as it
         was then.
@@ -191,6 +223,21 @@ class Access:
         memory, self._memory = self._memory, None
         if memory is not None:
             memory.leave(self.lease_id)
+
+    def unlock(self) -> None:
+        """The lease is over, and `leave` was called. Idempotent."""
+        if self._part is not None:
+            self._part.end()
+
+    async def _expose(
+        self, path: DataPath, session: Session, array: int, runs: Sequence[SliceRun]
+    ) -> Exposure:
+        if not runs:
+            return await path.expose(session, self.span, self.lease_id, array, self.direction)
+        if not isinstance(path, RailedPath):
+            raise InternalError(f"the {path.name} path has no rails")
+        self._checked = True
+        return await path.expose_runs(session, self.span, self.lease_id, runs, self.direction)
 
     def _enter(self) -> None:
         self._memory = self.slot.memory

@@ -77,7 +77,12 @@ class Staged:
     @property
     def pinned(self) -> bool:
         """Whether all of it can be reached by devices, and no region of it is about to go."""
-        return self.span.all_pinned and all(use.live for use in self._uses)
+        return self.span.all_pinned and self.live
+
+    @property
+    def live(self) -> bool:
+        """No region of it is about to go."""
+        return all(use.live for use in self._uses)
 
     @property
     def plain(self) -> bool:

@@ -26,8 +26,10 @@ from ..errors import (
     PathFailed,
     PathUnavailable,
     PeerRefused,
+    RangeBusy,
     UnknownHandle,
     Unquiesced,
+    UsageError,
     WrongDirection,
 )
 from ..events import FellBack, MemoryRetained, PathDecided, Recorder, Side
@@ -44,7 +46,7 @@ from ..protocol.messages import (
     ReadyAnswer,
     ReleaseRequest,
 )
-from ..protocol.paths import BACKEND_VERBS, decide_offer
+from ..protocol.paths import BACKEND_VERBS, decide_offer, refusal_of
 from ..protocol.transfer import Transfer, TransferEffect, TransferInput, TransferPlan
 from ..transport.interface import DataPath, Exposure, PullReport, Session
 from ..transport.timer import DeadlineTimer
@@ -54,6 +56,7 @@ from .runner import TaskRunner
 
 _log = logging.getLogger("orbit")
 
+_RANGE_BUSY = "the range is in use by "  # as RangeBusy begins
 RENEWAL_FLOOR_S = 0.005  # a lease so short that it needs more is not worth having
 
 
@@ -89,6 +92,8 @@ class TransferRun:
     """One transfer from its first call to its end. `run` once; it never leaves a lease behind."""
 
     direction: ClassVar[Direction]
+    confirm: ClassVar[bool] = False  # of a READ, too, the end is answered when it is proven
+    _arrays: tuple[int, ...] = ()  # which the owner may use at once
 
     def __init__(
         self,
@@ -235,7 +240,8 @@ class TransferRun:
     def _start_acquire(self, effect: machine.Acquire) -> None:
         offer = None
         if effect.offer:
-            offer = RdmaOffer((BACKEND_VERBS,), pieces_max=machine.PIECES_MAX)
+            arrays = self._arrays
+            offer = RdmaOffer((BACKEND_VERBS,), pieces_max=machine.PIECES_MAX, arrays=arrays)
         elif self._why_no_offer is not PathReason.OK:
             self._decided(PathName.TCP, self._why_no_offer)
         request = self._request(offer, skip_threshold=effect.skip_threshold)
@@ -261,7 +267,7 @@ class TransferRun:
     async def _end(self, lease_id: LeaseId, transferred: bool) -> None:
         # A task of its own, as it is the end of the lease whoever still waits for it.
         started = time.perf_counter()
-        request = DetachRequest(self._handle, lease_id, transferred)
+        request = DetachRequest(self._handle, lease_id, transferred, self.confirm)
         event: TransferInput
         try:
             reply = await self._session.call(request, EndReply)
@@ -370,9 +376,13 @@ def typed_refusal(error: OrbitError, handle: Handle) -> OrbitError:
             return WrongDirection(error.detail)
         case OutOfRange.code:
             return OutOfRange(error.detail)
+        case RangeBusy.code:
+            return RangeBusy(error.detail.removeprefix(_RANGE_BUSY))
         case BusyError.code:
             return BusyError(error.detail)
-    return error
+        case UsageError.code:
+            return UsageError(error.detail)
+    return refusal_of(error) or error
 
 
 def _end_refused(error: OrbitError, handle: Handle, path: PathName) -> OrbitError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,8 @@ from orbit.config import NodeConfig, RdmaPoolConfig, RendezvousConfig
 from orbit.errors import OrbitError
 from orbit.model import Lease, PathName, PathReason
 from orbit.protocol.messages import RailHint
+from orbit.protocol.paths import SPREAD_BYTES_MIN
+from orbit.protocol.slices import BLOCK_BYTES
 from orbit.runtime.options import RegisterOptions
 from orbit.runtime.paths import Paths
 from orbit.testing.fabric import SimPath
@@ -38,48 +40,68 @@ QUICK = RdmaPathConfig(
     progress_timeout_s=0.5,
 )
 RETAIN = RegisterOptions(retain=True)
+LARGE = SPREAD_BYTES_MIN + 12_345
 
 
 @dataclass(eq=False)
 class Host:
     node: WorldNode
     path: RdmaPath
-    device: ScriptedDevice
+    devices: tuple[ScriptedDevice, ...]
+
+    @property
+    def device(self) -> ScriptedDevice:
+        """Of its first rail."""
+        return self.devices[0]
 
 
 async def add_host(
-    world: World, fabric: ScriptedFabric, name: str, config: NodeConfig | None, rdma: RdmaPathConfig
+    world: World,
+    fabric: ScriptedFabric,
+    names: Sequence[str],
+    config: NodeConfig | None,
+    rdma: RdmaPathConfig,
 ) -> Host:
-    device = fabric.add_device(name)
-    rail = RailHint(name, 1, device.gids[1], 1, 4096)
-    path, reason, detail = await open_rdma_path(
-        ScriptedProvider(fabric, [name]), rdma, rails=[rail]
-    )
+    number = len(world.nodes) + 1
+    devices = [
+        fabric.add_device(name, f"fe80::{rail}:{number}", f"::ffff:198.18.{rail}.{number}")
+        for rail, name in enumerate(names, 1)
+    ]
+    rails = [RailHint(device.name, 1, device.gids[1], 1, 4096) for device in devices]
+    path, reason, detail = await open_rdma_path(ScriptedProvider(fabric, names), rdma, rails=rails)
     assert path is not None, (reason, detail)
     paths = Paths(SimPath(world.fabric), path, PathReason.OK, detail, path.memory)
     node = world.add_node(config, paths=paths)
-    node.rails, node.limits = path.rails, path.limits
-    return Host(node, path, device)
+    node.rails, node.limits = path.hints, path.limits
+    return Host(node, path, tuple(devices))
 
 
 @contextlib.asynccontextmanager
 async def two_hosts(
-    config: NodeConfig | None = None, rdma: RdmaPathConfig = QUICK, *, rxe: bool = False
+    config: NodeConfig | None = None,
+    rdma: RdmaPathConfig = QUICK,
+    *,
+    rxe: bool = False,
+    rails: int = 1,
 ) -> AsyncIterator[tuple[World, Host, Host]]:
-    """Afterwards the fakes must have seen no misuse and hold nothing."""
+    """Each rail has a network of its own. Afterwards the fakes must have seen no misuse and hold
+    nothing.
+    """
     fabric = ScriptedFabric(rxe=rxe)
     async with World() as world:
-        owner = await add_host(world, fabric, "fake_a", config, rdma)
-        consumer = await add_host(world, fabric, "fake_b", config, rdma)
+        names = [[f"fake_{host}{rail or ''}" for rail in range(rails)] for host in "ab"]
+        owner = await add_host(world, fabric, names[0], config, rdma)
+        consumer = await add_host(world, fabric, names[1], config, rdma)
         world.introduce()
         yield world, owner, consumer
-        for host in (owner, consumer):
-            host.device.clear_rules()
-            host.device.release()
-    for host in (owner, consumer):
-        counters = host.device.counters()
+        for device in (*owner.devices, *consumer.devices):
+            device.clear_rules()
+            device.release()
+    for device in (*owner.devices, *consumer.devices):
+        counters = device.counters()
         assert not counters.misuse, counters
         assert counters.live_objects == 0, counters
+    for host in (owner, consumer):
         assert host.path.memory.allocated_bytes == 0
 
 
@@ -250,5 +272,64 @@ def test_both_roles_share_one_session(run_async: Run) -> None:
             await fetch(a, 1)
             await asyncio.gather(*(fetch(a, 1) for _ in range(3)), *(fetch(b, 0) for _ in range(3)))
             assert [host.node.rendezvous.statistics().sessions for host in (a, b)] == [1, 1]
+
+    run_async(main())
+
+
+# --- several rails --------------------------------------------------------------------------------
+
+
+def bytes_served(owner: Host) -> list[int]:
+    """By RDMA so far, through each of its devices."""
+    return [device.counters().sent_bytes for device in owner.devices]
+
+
+async def get_large(owner: Host, consumer: Host) -> list[int]:
+    """By RDMA. How much went through which of the owner's devices."""
+    before = bytes_served(owner)
+    assert (await get(owner, consumer, LARGE)).path is PathName.RDMA
+    return [now - then for now, then in zip(bytes_served(owner), before, strict=True)]
+
+
+async def spread(owner: Host, consumer: Host) -> list[int]:
+    """Large gets, until they use both rails: how much went through which then."""
+    for _ in range(20):
+        shares = await get_large(owner, consumer)
+        if all(shares):
+            return shares
+        await asyncio.sleep(0.05)
+    raise AssertionError("the second rail was never used")
+
+
+def test_a_large_get_uses_every_rail(run_async: Run) -> None:
+    async def main() -> None:
+        async with two_hosts(rails=2) as (_, owner, consumer):
+            assert await get_large(owner, consumer) == [LARGE, 0]
+            shares = await spread(owner, consumer)
+            assert sum(shares) == LARGE
+            assert abs(shares[0] - shares[1]) <= BLOCK_BYTES
+            payload = pattern(LARGE, LARGE)
+            handle = await owner.node.rendezvous.owner.register_data_pinned(payload)
+            into = bytearray(LARGE)
+            api = consumer.node.rendezvous.consumer
+            before = bytes_served(owner)
+            lease = await api.get_into(handle, into, transport="rdma", timeout=None, progress=None)
+            assert into == payload
+            assert all(now > then for now, then in zip(bytes_served(owner), before, strict=True))
+            await api.release(handle, lease)
+
+    run_async(main())
+
+
+def test_a_rail_that_fails_costs_a_large_get_its_one_fallback(run_async: Run) -> None:
+    async def main() -> None:
+        async with two_hosts(rails=2) as (_, owner, consumer):
+            await spread(owner, consumer)
+            consumer.devices[1].fail(records.READ, status.REM_ACCESS_ERR)
+            lease = await get(owner, consumer, LARGE)
+            assert (lease.path, lease.reason) == (PathName.TCP, PathReason.GET_FAILED)
+            assert consumer.node.count(events.FALLBACKS_TOTAL, reason="get_failed") == 1
+            consumer.devices[1].clear_rules()
+            await spread(owner, consumer)
 
     run_async(main())

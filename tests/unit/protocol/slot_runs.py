@@ -17,6 +17,7 @@ from orbit.errors import (
     LeaseError,
     OrbitError,
     UnknownHandle,
+    UsageError,
     WrongDirection,
 )
 from orbit.model import Direction, Handle, LeaseEnd, LeaseId, Metadata, PathName, SlotId, WorkerId
@@ -43,8 +44,9 @@ class ModelSlot:
     handle: Handle
     nbytes: int
     retain: bool
-    direction: Direction
+    directions: tuple[Direction, ...]
     ttl: float | None
+    ranged: bool = False
     references: int = 1
     pinned: bool = True
     held: dict[LeaseId, bytes] = field(default_factory=dict)
@@ -70,6 +72,7 @@ class SlotRun:
         self.said_unproven: set[LeaseId] = set()
         self.moves = (
             (self.register, 3),
+            (self.register_ranged, 1),
             (self.acquire, 7),
             (self.end, 6),
             (self.wrong_end, 2),
@@ -79,6 +82,7 @@ class SlotRun:
             (self.ref, 1),
             (self.lose_peer, 1),
             (self.withdraw, 1),
+            (self.evict, 1),
             (self.retire, 1),
             (self.demote, 1),
         )
@@ -104,26 +108,40 @@ class SlotRun:
         )
         assert handle.worker_id == OWNER
         assert handle.slot_id not in self.slots, "an id was used twice"
-        self.slots[handle.slot_id] = ModelSlot(handle, nbytes, retain, direction, ttl)
+        self.slots[handle.slot_id] = ModelSlot(handle, nbytes, retain, (direction,), ttl)
+
+    def register_ranged(self) -> None:
+        both = (Direction.READ, Direction.WRITE)
+        directions = self.random.choice((both, both[:1], both[1:], ()))
+        nbytes = self.random.randrange(100)
+        retain = self.random.random() < 0.7
+        handle = self.store.register(nbytes, pinned=True, retain=retain, ranged=directions)
+        assert handle.slot_id not in self.slots, "an id was used twice"
+        self.slots[handle.slot_id] = ModelSlot(
+            handle, nbytes, retain, directions, None, ranged=True
+        )
 
     def acquire(self) -> None:
         slot = self.pick()
-        direction = (
-            slot.direction if self.random.random() < 0.8 else self.random.choice((*Direction,))
-        )
+        direction = self.random.choice((*Direction,))
+        if slot.directions and self.random.random() < 0.8:
+            direction = self.random.choice(slot.directions)
         epoch, handle = self.random.choice(EPOCHS), slot.handle
-        busy = direction is Direction.WRITE and bool(slot.held or slot.unproven)
+        ranged = slot.ranged if self.random.random() < 0.9 else not slot.ranged
+        busy = direction is Direction.WRITE and bool(slot.held or slot.unproven) and not ranged
         expected: type[OrbitError] | None = None
         if self.random.random() < 0.1:
             handle, expected = Handle(WorkerId(8), handle.slot_id), UnknownHandle
         elif not slot.references:
             expected = UnknownHandle
-        elif direction is not slot.direction:
+        elif ranged is not slot.ranged:
+            expected = UsageError
+        elif direction not in slot.directions:
             expected = WrongDirection
         elif busy:
             expected = BusyError
         try:
-            lease = self.store.acquire(handle, epoch, direction)
+            lease = self.store.acquire(handle, epoch, direction, ranged=ranged)
         except OrbitError as error:
             if type(error) is not expected:
                 raise
@@ -280,6 +298,17 @@ class SlotRun:
             assert not slot.references
             return
         assert slot.references
+        slot.references, slot.retain = 0, False
+        self.expect(effects, expected)
+
+    def evict(self) -> None:
+        slot = self.pick()
+        expected = dict.fromkeys(slot.held, LeaseEnd.EXPIRED)
+        elsewhere = Handle(WorkerId(8), slot.handle.slot_id)
+        assert self.store.withdraw(elsewhere, retired=True) == [], (
+            "ended by a handle of somebody else"
+        )
+        effects = self.store.withdraw(slot.handle, retired=True)
         slot.references, slot.retain = 0, False
         self.expect(effects, expected)
 

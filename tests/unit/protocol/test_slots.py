@@ -17,6 +17,7 @@ from orbit.errors import (
     InternalError,
     LeaseError,
     UnknownHandle,
+    UsageError,
     WrongDirection,
 )
 from orbit.model import Direction, Handle, LeaseEnd, LeaseId, Metadata, PathName, SlotId, WorkerId
@@ -373,6 +374,45 @@ def test_a_destination_has_one_writer_until_its_end_is_proven() -> None:
         slots.acquire(handle, OTHER, Direction.WRITE)
     slots.quiesced(writer)
     slots.acquire(handle, OTHER, Direction.WRITE)
+
+
+def test_a_ranged_slot_is_read_and_written_by_many_at_once() -> None:
+    slots = store()
+    handle = slots.register(8, pinned=True, retain=True, ranged=Direction)
+    leases = [
+        slots.acquire(handle, epoch, direction, ranged=True)
+        for epoch in (PEER, OTHER)
+        for direction in Direction
+    ]
+    slots.release(handle, leases[0], PEER)
+    assert slots.metadata(handle) == Metadata(8, 1, True), "the reference is the owner's"
+    slots.unquiesced(leases[0], "stuck")
+    slots.acquire(handle, OTHER, Direction.WRITE, ranged=True)
+    with pytest.raises(UsageError, match="by ranges only"):
+        slots.acquire(handle, PEER)
+    with pytest.raises(UsageError, match="as a whole"):
+        slots.acquire(slots.register(1, pinned=False), PEER, ranged=True)
+    readable = slots.register(8, pinned=True, ranged=[Direction.READ])
+    with pytest.raises(WrongDirection):
+        slots.acquire(readable, PEER, Direction.WRITE, ranged=True)
+    with pytest.raises(WrongDirection):
+        slots.acquire(slots.register(8, pinned=True, ranged=[]), PEER, ranged=True)
+
+
+def test_what_a_retired_slot_has_left_can_still_be_ended_by_force() -> None:
+    slots = store()
+    handle = slots.register(8, pinned=True, retain=True, ranged=Direction)
+    lease = slots.acquire(handle, PEER, Direction.WRITE, ranged=True)
+    assert slots.retire(handle) == []
+    with pytest.raises(UnknownHandle):
+        slots.acquire(handle, PEER, Direction.WRITE, ranged=True)
+    assert slots.withdraw(Handle(WorkerId(8), handle.slot_id), retired=True) == []
+    assert retracted(slots.withdraw(handle, retired=True)) == [(lease, LeaseEnd.EXPIRED)]
+    assert slots.withdraw(handle, retired=True) == []
+    assert slots.quiesced(lease) == [FreeSlot(handle.slot_id)]
+    assert slots.withdraw(handle, retired=True) == []
+    unused = slots.register(8, pinned=True, retain=True, ranged=Direction)
+    assert slots.withdraw(unused, retired=True) == [FreeSlot(unused.slot_id)]
 
 
 def test_a_retired_slot_serves_those_it_has_and_nobody_else() -> None:

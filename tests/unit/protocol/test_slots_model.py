@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from orbit.errors import UnknownHandle
+from orbit.errors import BusyError, UnknownHandle
 from orbit.model import Direction, Handle, LeaseEnd, LeaseId, WorkerId
 from orbit.protocol.slots import EpochId, FreeSlot, LeaseState, SlotEffect, SlotState, SlotStore
 from orbit.protocol.slots import _Lease as Lease
@@ -141,14 +141,19 @@ class TwoWriters(SlotStore):
     """A writer is admitted while the end of the last one is not proven."""
 
     def acquire(
-        self, handle: Handle, epoch: EpochId, direction: Direction = Direction.READ
+        self,
+        handle: Handle,
+        epoch: EpochId,
+        direction: Direction = Direction.READ,
+        *,
+        ranged: bool = False,
     ) -> LeaseId:
         slot = self._slots.get(handle.slot_id)
         if slot is None or slot.held:
-            return super().acquire(handle, epoch, direction)
+            return super().acquire(handle, epoch, direction, ranged=ranged)
         unconfirmed, slot.unconfirmed = slot.unconfirmed, set()
         try:
-            return super().acquire(handle, epoch, direction)
+            return super().acquire(handle, epoch, direction, ranged=ranged)
         finally:
             slot.unconfirmed = unconfirmed
 
@@ -157,10 +162,61 @@ class AnyDirection(SlotStore):
     """A destination is read."""
 
     def acquire(
-        self, handle: Handle, epoch: EpochId, direction: Direction = Direction.READ
+        self,
+        handle: Handle,
+        epoch: EpochId,
+        direction: Direction = Direction.READ,
+        *,
+        ranged: bool = False,
     ) -> LeaseId:
         slot = self._slots.get(handle.slot_id)
-        return super().acquire(handle, epoch, direction if slot is None else slot.direction)
+        if slot is not None:
+            slot.directions |= {direction}
+        return super().acquire(handle, epoch, direction, ranged=ranged)
+
+
+class RangedSlotsHaveOneWriter(SlotStore):
+    """Writers of a ranged slot keep each other out."""
+
+    def acquire(
+        self,
+        handle: Handle,
+        epoch: EpochId,
+        direction: Direction = Direction.READ,
+        *,
+        ranged: bool = False,
+    ) -> LeaseId:
+        slot = self._slots.get(handle.slot_id)
+        if slot is not None and slot.held and direction is Direction.WRITE:
+            raise BusyError("a writer")
+        return super().acquire(handle, epoch, direction, ranged=ranged)
+
+
+class EitherKind(SlotStore):
+    """A ranged slot is read as a whole."""
+
+    def acquire(
+        self,
+        handle: Handle,
+        epoch: EpochId,
+        direction: Direction = Direction.READ,
+        *,
+        ranged: bool = False,
+    ) -> LeaseId:
+        slot = self._slots.get(handle.slot_id)
+        return super().acquire(
+            handle, epoch, direction, ranged=ranged if slot is None else slot.ranged
+        )
+
+
+class RetiredLeasesGoOn(SlotStore):
+    """What a retired slot has left cannot be ended by force."""
+
+    def withdraw(self, handle: Handle, *, retired: bool = False) -> list[SlotEffect]:
+        slot = self._slots.get(handle.slot_id)
+        if retired and (slot is None or not slot.refcount):
+            return []
+        return super().withdraw(handle, retired=retired)
 
 
 class EpochForgetsALease(SlotStore):
@@ -236,6 +292,9 @@ MUTANTS = [
     ForcedReleaseIgnoresRetain,
     TwoWriters,
     AnyDirection,
+    RangedSlotsHaveOneWriter,
+    EitherKind,
+    RetiredLeasesGoOn,
     EpochForgetsALease,
     RenewalIsIdle,
     LateEndCountsAgain,

@@ -30,7 +30,7 @@ class SlowMemory(SimPinnedMemory):
 
     async def register(self, view: memoryview, *, remote: bool = True) -> RegisteredRange:
         await self.open.wait()
-        return await super().register(view)
+        return await super().register(view, remote=remote)
 
     async def deregister(self, registered: RegisteredRange) -> None:
         await self.open.wait()
