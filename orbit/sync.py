@@ -1,4 +1,5 @@
-"""orbit without async: `orbit.sync.Node` has the names of `orbit.Node`, and its calls block.
+"""orbit without async: `orbit.sync.Node` and `orbit.sync.TransferEngine` have the names of
+`orbit.Node` and `orbit.TransferEngine`, and their calls block.
 
 The twin is made from the asynchronous classes, so that it cannot drift from them. Where those are
 awaited these return when it is done; `Node.send` alone returns its result at once. A node runs its
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import contextvars
 import functools
 import inspect
@@ -19,12 +21,16 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from .config import NodeConfig
+from .config import EngineConfig, NodeConfig
+from .engine import TransferEngine as AsyncTransferEngine
 from .errors import ClosedError, DeadlineExceeded, UsageError
 from .events import EventSink
 from .loop_thread import LoopThread
 from .node import Node as AsyncNode
 from .runtime.call_site import telling_site
+from .runtime.engine.batch import Batch as AsyncBatch
+from .runtime.engine.region import EngineRegion as AsyncEngineRegion
+from .runtime.engine.requests import TransferResult
 from .runtime.live import Live
 from .runtime.messaging.handlers import Message, is_async_function
 from .runtime.messaging.results import SendResult as AsyncSendResult
@@ -36,6 +42,8 @@ from .runtime.sinks import PinnedPayload as AsyncPinnedPayload
 from .runtime.sinks import PinnedWriter as AsyncPinnedWriter
 
 __all__ = [
+    "Batch",
+    "EngineRegion",
     "Node",
     "PinnedPayload",
     "PinnedWriter",
@@ -44,6 +52,7 @@ __all__ = [
     "SendResult",
     "StreamInbox",
     "StreamSender",
+    "TransferEngine",
 ]
 
 HANDLER_THREADS: Final = 32
@@ -84,6 +93,8 @@ def _twin_of(source: type[Live]) -> Callable[[type[Live]], type[Live]]:
             if name.startswith("_"):
                 continue
             own = vars(twin).get(name)
+            if isinstance(own, property):
+                continue
             if own is not None:
                 own.__signature__ = inspect.signature(member)
                 own.__doc__ = member.__doc__
@@ -413,6 +424,135 @@ class Node(Live):
             return await loop.run_in_executor(pool, context.run, function, *mine)
 
         return run
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+class EngineRegion(AsyncEngineRegion):
+    """As orbit.EngineRegion, for any thread, with `with`. Requests take it as it is."""
+
+    def __init__(self, inner: AsyncEngineRegion, thread: LoopThread) -> None:
+        self.__dict__.update(inner.__dict__)
+        self._inner = inner
+        self._thread = thread
+
+    @contextlib.contextmanager
+    def cpu(
+        self, offset: int = 0, nbytes: int | None = None, *, write: bool = False
+    ) -> Iterator[memoryview]:
+        """See orbit.EngineRegion.cpu."""
+        access = self._inner.cpu(offset, nbytes, write=write)
+        view = self._thread.call(access.__enter__)
+        assert isinstance(view, memoryview)
+        try:
+            yield view
+        finally:
+            view.release()
+            self._thread.call(lambda: access.__exit__(None, None, None))
+
+    def unregister(self, timeout: float | None = None) -> None:  # type: ignore[override]  # blocks
+        """See orbit.EngineRegion.unregister."""
+        self._thread.call(lambda: self._inner.unregister(timeout))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.unregister()
+
+
+@_twin_of(AsyncBatch)
+class Batch(_Twin):
+    """What `TransferEngine.submit` returns. `result` is what awaiting an orbit.Batch is."""
+
+    __slots__ = ()
+
+    def result(self, timeout: float | None = None) -> list[TransferResult]:
+        """The results in the order of the requests; the first failure is raised, when all are over.
+        Raises DeadlineExceeded when they are not in time; the requests go on.
+        """
+        if not self.wait(timeout):
+            raise DeadlineExceeded("waiting for a batch", timeout or 0.0)
+        found = self._thread.call(lambda: _awaited(self._inner))
+        assert isinstance(found, list)
+        return found
+
+
+async def _awaited(batch: AsyncBatch) -> object:
+    return await batch
+
+
+@_twin_of(AsyncTransferEngine)
+class TransferEngine(Live):
+    """As orbit.TransferEngine, with `with` in place of `async with`, for any thread. `node` is an
+    open orbit.sync.Node; without one it opens its own.
+    """
+
+    def __init__(self, config: EngineConfig | None = None, *, node: Node | None = None) -> None:
+        config = config or EngineConfig()
+        self._given = node is not None
+        self._node = Node(config.node_config()) if node is None else node
+        self._inner = AsyncTransferEngine(config, node=self._node._inner)
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._call(lambda: self._inner.__aexit__(kind, error, trace))
+        self._close_node()
+
+    def open(self) -> None:
+        """See orbit.TransferEngine.open."""
+        if not self._given:
+            self._node.open()
+        try:
+            self._call(self._inner.open)
+        except BaseException:
+            self._close_node()
+            raise
+
+    def close(self, timeout: float | None = None) -> None:
+        """See orbit.TransferEngine.close."""
+        if self._node._thread is not None:
+            self._call(lambda: self._inner.close(timeout))
+            self._close_node()
+
+    @property
+    def node(self) -> Node:
+        """The node that it rides on."""
+        return self._node
+
+    def register(self, *arguments: Any, **named: Any) -> Any:
+        """See orbit.TransferEngine.register."""
+        thread = self._node._opened()
+        with telling_site():
+            found = thread.call(lambda: self._inner.register(*arguments, **named))
+        if isinstance(found, list):
+            return [EngineRegion(region, thread) for region in found]
+        assert isinstance(found, AsyncEngineRegion)
+        return EngineRegion(found, thread)
+
+    def submit(self, *arguments: Any, **named: Any) -> Batch:
+        """See orbit.TransferEngine.submit."""
+        thread = self._node._opened()
+        kept = thread.call(lambda: [self._inner.submit(*arguments, **named)])
+        assert isinstance(kept, list)
+        return Batch(kept[0], thread)
+
+    def _call(self, function: Callable[[], object]) -> Any:
+        return self._node._opened().call(function)
+
+    def _close_node(self) -> None:
+        if not self._given:
+            self._node.close()
 
     if TYPE_CHECKING:
 

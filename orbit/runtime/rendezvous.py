@@ -22,6 +22,7 @@ from ..protocol.slots import SlotStatistics
 from ..transport.interface import MemoryStatistics, RegisteredPath
 from ..transport.path_statistics import PathStatistics
 from .consumer import Consumer
+from .engine.ground import NodeParts
 from .getting import Getting
 from .giving_back import GivingBack
 from .messaging.dispatch import DispatchStatistics
@@ -123,6 +124,21 @@ class Rendezvous:
     def carry(self, service: SessionService) -> None:
         """Once, before the first session: what else rides on this node's sessions."""
         self._sessions.carry(service)
+
+    def parts(self) -> NodeParts:
+        """What a transfer engine stands on. Raises ClosedError."""
+        self._check_open()
+        return NodeParts(
+            self.identity,
+            self._paths,
+            self.regions,
+            self.owner,
+            self._consumer.context,
+            self._sessions,
+            self._peers.session,
+            self._consumer.watched,
+            kill_switch=not self._config.rendezvous.enabled,
+        )
 
     # --- links and peers --------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..errors import ClosedError, OrbitError, Unquiesced
+from ..errors import ClosedError, OrbitError, Unquiesced, UsageError
 from ..events import MemoryRetained, Recorder, SessionClosed, SessionOpened
 from ..transport.interface import CallHandler, DataPath, PacketRoute, Session
 from .paths import Paths
@@ -95,7 +95,7 @@ class Sessions:
         self._recorder = recorder
         self._runner = runner
         self._timeouts = timeouts
-        self._handlers: Mapping[str, CallHandler] = {}
+        self._handlers: dict[str, CallHandler] = {}  # of all sessions, open ones included
         self._fetches: FetchSide | None = None
         self._leases: LeaseSide | None = None
         self._connections: ConnectionSide | None = None
@@ -115,7 +115,8 @@ class Sessions:
         connections: ConnectionSide,
     ) -> None:
         """Once, before the first session."""
-        self._handlers, self._fetches, self._leases = handlers, fetches, leases
+        self._handlers.update(handlers)
+        self._fetches, self._leases = fetches, leases
         self._connections = connections
 
     @property
@@ -126,7 +127,17 @@ class Sessions:
     def carry(self, service: SessionService) -> None:
         """Once, before the first session and after `watch`."""
         self._service = service
-        self._handlers = {**self._handlers, **service.handlers()}
+        self._handlers.update(service.handlers())
+
+    def serve(self, method: str, handler: CallHandler) -> None:
+        """From now on, also on sessions that are open. Raises UsageError: it is served already."""
+        if method in self._handlers:
+            raise UsageError(f"{method} is served already")
+        self._handlers[method] = handler
+
+    def stop_serving(self, method: str) -> None:
+        """Undo `serve`. Idempotent."""
+        self._handlers.pop(method, None)
 
     def begin(self, opened: OpenedLink, dialed: bool) -> ControlSession:
         """Start the session of a fresh epoch. Raises ClosedError; the link is gone then."""

@@ -25,6 +25,7 @@ from orbit.testing.pattern import pattern
 TCP = orbit.NodeConfig(transport="tcp")
 PROTOCOLS = range(2, pickle.HIGHEST_PROTOCOL + 1)
 HANDLE = orbit.Handle.parse("00000000000000ff-1c")
+REGION = orbit.RemoteRegion(HANDLE, 8, orbit.RegionAccess.READ)
 PLAIN: list[object] = [
     HANDLE,
     orbit.Lease(HANDLE, 3, orbit.PathName.RDMA, orbit.PathReason.OK, 8, {"read": 0.5}),
@@ -43,6 +44,17 @@ PLAIN: list[object] = [
     orbit.Health(orbit.HealthKind.OK),
     orbit.StreamHandle(1, 2),
     orbit.available(),
+    orbit.EngineConfig(num_lanes=3),
+    REGION,
+    REGION[2:6],
+    orbit.EnginePeer(orbit.PeerIdentity(1, 2), "direct"),
+    orbit.EngineStatistics(1, 2, {"max_grants": (0, 64)}, {}, {"succeeded": 3}),
+    orbit.RequestExplanation("read", "tcp", 8, "running", {}, (), ("why",), 1, 0),
+    orbit.TransferResult(
+        "read", 8, orbit.PathName.TCP, orbit.TransferState.SUCCEEDED, None, True, {"move": 0.5}
+    ),
+    *orbit.TransferState,
+    *orbit.RegionAccess,
     *orbit.PathName,
     *orbit.PathReason,
     *orbit.Transport,
@@ -56,6 +68,9 @@ PLAIN: list[object] = [
 LIVE = {
     *("Node", "Message", "SendResult", "StreamInbox", "StreamSender"),
     *("RegionGuard", "RegionSlice", "RegionWatch", "PinnedPayload", "PinnedWriter"),
+}
+LIVE_OF_ENGINES = {
+    *("TransferEngine", "Batch", "EngineRegion", "RegionRange", "TransferRequest", "RangeRequest"),
 }
 MADE_BELOW = {"NodeStatistics", "Dispatch"}
 
@@ -78,7 +93,7 @@ def test_every_public_class_has_its_place() -> None:
         if inspect.isclass(value := getattr(orbit, name)) and not issubclass(value, Exception)
     }
     plain = {type(value).__name__ for value in PLAIN}
-    assert classes - plain == LIVE | MADE_BELOW
+    assert classes - plain == LIVE | LIVE_OF_ENGINES | MADE_BELOW
 
 
 @pytest.fixture
@@ -121,6 +136,20 @@ def test_live_objects_say_so(pair: tuple[orbit.sync.Node, orbit.sync.Node]) -> N
     assert names == LIVE - {"PinnedPayload", "PinnedWriter"}  # they need registered memory
     for kind in (orbit.PinnedPayload, orbit.PinnedWriter):
         assert kind.__name__ in refused(kind.__new__(kind)).pop()
+
+
+def test_live_objects_of_an_engine_say_so() -> None:
+    with orbit.sync.TransferEngine(orbit.EngineConfig(node=TCP)) as engine:
+        region = engine.register(bytearray(8))
+        request = orbit.TransferRequest("read", region, REGION, "tcp")
+        ranges = orbit.RangeRequest("read", region, REGION, [0], [0], [8], "tcp")
+        batch = engine.submit([])
+        assert batch.result() == []
+        live = [engine._inner, batch._inner, region._inner, region[2:4], request, ranges]
+        for value in (*live, engine, batch, region):
+            (said,) = refused(value)
+            assert said.startswith(f"a {type(value).__name__} cannot be pickled or copied: ")
+        assert {type(value).__name__ for value in live} == LIVE_OF_ENGINES
 
 
 def test_statistics_travel_without_what_they_report_of(

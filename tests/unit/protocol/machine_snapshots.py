@@ -15,6 +15,7 @@ from orbit.errors import (
     InternalError,
     OrbitError,
     PathFailed,
+    PathUnavailable,
     PeerLost,
     PeerRefused,
 )
@@ -22,6 +23,7 @@ from orbit.model import Direction, Incarnation, PathReason, Transport, WorkerId
 from orbit.protocol import connection as c
 from orbit.protocol import fetch as f
 from orbit.protocol import grants as g
+from orbit.protocol import parent as e
 from orbit.protocol import put as p
 from orbit.protocol import region_life as r
 from orbit.protocol import transfer as t
@@ -105,6 +107,7 @@ READY = AcquireReply(ready=ReadyAnswer(8, 3, 100, "below_min"))
 INLINE = AcquireReply(ready=ReadyAnswer(8, 0, 3, "below_min", b"abc"))
 LOST = PeerLost("peer", "reset")
 BROKEN = PathFailed("rdma", "get_failed")
+STALE = PathUnavailable("rdma", PathReason.CONNECT_FAILED)
 _OFFERED = [t.Begin(), t.PathsReady(PathReason.OK)]
 _PULLING = [*_OFFERED, t.AcquireAnswered(RDMA)]
 FETCH_ROADS: Mapping[str, Sequence[object]] = {
@@ -171,6 +174,21 @@ PUT_INPUTS: Sequence[object] = [
     *_GIVING_UP,
 ]
 
+_PARENT_MOVING = [*_OFFERED, t.AcquireAnswered(PUT_RDMA)]
+PARENT_ROADS: Mapping[str, Sequence[object]] = {
+    "idle": [],
+    "preparing": [*_OFFERED, t.AcquireFailed(STALE)],
+    "acquiring": _OFFERED,
+    "returning": [*_PARENT_MOVING, t.MoveFailed(PathReason.GET_FAILED, BROKEN)],
+    "moving": _PARENT_MOVING,
+    "completing": [*_PARENT_MOVING, t.Moved()],
+    "stopping": [*_PARENT_MOVING, t.Cancelled()],
+    "abandoning": [*_OFFERED, t.Cancelled()],
+    "finished": [*_PARENT_MOVING, t.Moved(), t.Ended()],
+    "failed": [t.Begin(), t.Cancelled()],
+}
+PARENT_INPUTS: Sequence[object] = [*PUT_INPUTS, t.AcquireFailed(STALE)]
+
 
 LIFE, NEXT_LIFE, THIRD_LIFE = Incarnation(7), Incarnation(8), Incarnation(9)
 
@@ -236,11 +254,17 @@ def auto_put() -> p.PutMachine:
     return p.PutMachine(plan, deadline=9.0, timeout_s=9.0)
 
 
+def rdma_parent() -> e.ParentMachine:
+    plan = e.ParentPlan(Transport.RDMA, PathReason.OK, direction=Direction.WRITE, nbytes=100)
+    return e.ParentMachine(plan, deadline=9.0, timeout_s=9.0)
+
+
 MACHINES: Mapping[str, tuple[Build, Mapping[str, Sequence[object]], Sequence[object]]] = {
     "grant_source": (source, SOURCE_ROADS, SOURCE_INPUTS),
     "grant_requester": (requester, REQUESTER_ROADS, REQUESTER_INPUTS),
     "fetch": (auto_fetch, FETCH_ROADS, FETCH_INPUTS),
     "put": (auto_put, PUT_ROADS, PUT_INPUTS),
+    "parent": (rdma_parent, PARENT_ROADS, PARENT_INPUTS),
     "connection": (connection, CONNECTION_ROADS, CONNECTION_INPUTS),
 }
 
@@ -317,6 +341,11 @@ def diagrams() -> dict[Path, str]:
             f"# The consumer's get and put\n\n{note}\n"
             f"## Get\n\n```mermaid\n{mermaid(f.FETCH_TABLE, t.TransferState.IDLE)}```\n\n"
             f"## Put\n\n```mermaid\n{mermaid(p.PUT_TABLE, t.TransferState.IDLE)}```\n"
+        ),
+        DOCS / "parent-diagram.md": (
+            f"# One request of a transfer engine\n\n{note}\nInputs that leave a state as it is are"
+            " left out.\n\n"
+            f"```mermaid\n{mermaid(e.PARENT_TABLE, t.TransferState.IDLE)}```\n"
         ),
         DOCS / "region-diagram.md": (
             f"# The life of a region\n\n{note}\nInputs that leave a state as it is are left out;"

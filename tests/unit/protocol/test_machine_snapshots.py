@@ -13,6 +13,7 @@ from orbit.errors import InternalError
 from orbit.protocol.connection import CONNECTION_TABLE, ConnectionInput
 from orbit.protocol.fetch import FETCH_TABLE, FetchInput
 from orbit.protocol.grants import REQUESTER_TABLE, SOURCE_TABLE, RequesterInput, SourceInput
+from orbit.protocol.parent import PARENT_TABLE
 from orbit.protocol.put import PUT_TABLE
 from orbit.protocol.transfer import TransferInput
 from tests.unit.protocol.machine_snapshots import (
@@ -21,6 +22,7 @@ from tests.unit.protocol.machine_snapshots import (
     LOST,
     MACHINES,
     NEXT_LIFE,
+    PARENT_ROADS,
     PUT_READY,
     files,
     reach,
@@ -32,6 +34,7 @@ TABLES: dict[str, tuple[Any, Any]] = {
     "grant_requester": (REQUESTER_TABLE, RequesterInput),
     "fetch": (FETCH_TABLE, FetchInput),
     "put": (PUT_TABLE, TransferInput),
+    "parent": (PARENT_TABLE, TransferInput),
     "connection": (CONNECTION_TABLE, ConnectionInput),
 }
 
@@ -92,6 +95,7 @@ def _extras() -> tuple[Any, Any, Any]:
     from orbit.protocol import connection as c
     from orbit.protocol import fetch as f
     from orbit.protocol import grants as g
+    from orbit.protocol import parent as e
     from orbit.protocol import put as p
     from orbit.protocol import transfer as t
     from orbit.protocol.messages import AcquireReply, GrantPiece, RdmaAnswer, ReadyAnswer
@@ -118,7 +122,11 @@ def _extras() -> tuple[Any, Any, Any]:
     def put_nothing() -> p.PutMachine:
         return p.PutMachine(p.PutPlan(Transport.TCP, PathReason.OK))
 
+    def parent_by(transport: Transport, rdma: PathReason) -> Callable[[], e.ParentMachine]:
+        return lambda: e.ParentMachine(e.ParentPlan(transport, rdma, nbytes=2))
+
     write = int(Direction.WRITE)
+    whole = AcquireReply(ready=ReadyAnswer(8, 0, 2, "asked", b"ab"))
     nothing = AcquireReply(ready=ReadyAnswer(8, 0, 0, direction=write))
     many = AcquireReply(rdma=RdmaAnswer(7, b"d", b"g", 0, 100, (piece,) * 64, write))
     empty = AcquireReply(rdma=RdmaAnswer(7, b"d", b"g", 0, total_len=0))
@@ -148,6 +156,13 @@ def _extras() -> tuple[Any, Any, Any]:
             ("nothing", [t.Begin()]),
             ("pushes by tcp", [t.Begin(), t.AcquireAnswered(PUT_READY)]),
         ],
+        "parent": [
+            ("tcp", []),
+            ("demanded", []),
+            ("reads by tcp", [t.Begin()]),
+            ("lost its peer", [*PARENT_ROADS["moving"], t.PeerGone(LOST)]),
+            ("is asked again", [*PARENT_ROADS["preparing"], t.PathsReady(PathReason.OK)]),
+        ],
     }
     builds = {
         ("grant_requester", "one piece"): one_piece,
@@ -160,10 +175,14 @@ def _extras() -> tuple[Any, Any, Any]:
         ("put", "demanded later"): put_by(Transport.RDMA, PathReason.OK),
         ("put", "nothing"): put_nothing,
         ("put", "pushes by tcp"): put_by(Transport.TCP, PathReason.OK),
+        ("parent", "tcp"): parent_by(Transport.TCP, PathReason.OK),
+        ("parent", "demanded"): parent_by(Transport.RDMA, PathReason.NO_DEVICE),
+        ("parent", "reads by tcp"): parent_by(Transport.TCP, PathReason.OK),
     }
     inputs = {
         "fetch": [t.AcquireAnswered(empty), t.AcquireAnswered(short)],
         "put": [t.AcquireAnswered(nothing), t.AcquireAnswered(many)],
+        "parent": [t.AcquireAnswered(whole), t.AcquireAnswered(many)],
     }
     return roads, builds, inputs
 
