@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from ..errors import DeadlineExceeded, PathFailed, PathUnavailable, PeerLost
+from ..errors import DeadlineExceeded, PathFailed, PathUnavailable, PeerLost, Unquiesced
 from ..model import Direction, LeaseId, PathName, PathReason
 from ..transport.in_flight import InFlight
 from ..transport.interface import (
@@ -25,13 +27,18 @@ from ..transport.interface import (
     Target,
 )
 from .faults import PathFaults
+from .flights import Flight, Flights, LostReceipt
+from .sim_rails import SimRail
+
+if TYPE_CHECKING:
+    from .sim_arrays import SimArrays
 
 _DESCRIPTOR = struct.Struct(">4sQ")
 _DESCRIPTOR_MAGIC = b"sim\x00"
 
 
 @dataclass(slots=True, eq=False)
-class _Exposed:
+class SimExposed:
     owner: SimPath
     attempt: bytes
     lease_id: LeaseId
@@ -39,32 +46,72 @@ class _Exposed:
     direction: Direction
     pushed: bool = False  # some byte of a push has arrived: there is no second one
     whole: bool = False  # every byte of it has
+    flight: Flight | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)  # moved whole, or retracted
 
 
 class SimFabric:
-    """What is exposed, by name of path, epoch and transfer. Ids start from 1, none twice."""
+    """What is exposed, by name of path, epoch and transfer. Ids start from 1, none twice. Paths
+    with rails find each other by the addresses of these.
+    """
 
     def __init__(self) -> None:
-        self._exposed: dict[tuple[PathName, bytes, int], _Exposed] = {}
+        self._exposed: dict[tuple[PathName, bytes, int], SimExposed] = {}
         self._ids = 0
+        self._rails = 0
+        self.rails: dict[str, tuple[SimArrays, SimRail]] = {}  # by GID, with who answers there
+        self.stuck: list[SimExposed] = []  # whose end was not proven
+        self.receipts_lost: list[LostReceipt] = []
+        self.misuse: list[str] = []  # empty at the end of every test
+        self.flights: Flights | None = None  # a world that wants conflicts noted puts one here
 
     @property
     def exposed_count(self) -> int:
         """Not retracted yet: 0 at the end of every test."""
         return len(self._exposed)
 
-    def add(self, name: PathName, exposed: _Exposed) -> int:
+    def add(self, name: PathName, exposed: SimExposed) -> int:
         self._ids += 1
         self._exposed[name, exposed.attempt, self._ids] = exposed
+        shared = exposed.direction is Direction.READ
+        exposed.flight = self.begin_flight(exposed.span, f"exposed by {name}", shared=shared)
         return self._ids
 
-    def find(self, name: PathName, attempt: bytes, transfer_id: int) -> _Exposed | None:
+    def new_rail(self, owner: SimArrays, nic: int, name: str) -> SimRail:
+        """With an address that no other one has."""
+        self._rails += 1
+        rail = SimRail(nic, name, f"::ffff:10.0.{self._rails // 250}.{self._rails % 250 + 1}")
+        self.rails[rail.gid] = owner, rail
+        return rail
+
+    def begin_flight(self, memory: Span | Target, what: str, *, shared: bool) -> Flight | None:
+        """Note who uses that memory, where somebody wants it noted."""
+        if self.flights is None:
+            return None
+        return self.flights.begin((p.view for p in memory.pieces), what, shared=shared)
+
+    def end_flight(self, flight: Flight | None) -> None:
+        if self.flights is not None and flight is not None:
+            self.flights.end(flight)
+
+    def find(self, name: PathName, attempt: bytes, transfer_id: int) -> SimExposed | None:
         return self._exposed.get((name, attempt, transfer_id))
+
+    def of(self, owner: SimPath, attempt: bytes, lease_id: LeaseId) -> list[SimExposed]:
+        """What that lease exposes."""
+        wanted = owner, attempt, lease_id
+        return [e for e in self._exposed.values() if (e.owner, e.attempt, e.lease_id) == wanted]
+
+    def stick(self, owner: SimPath, attempt: bytes, lease_id: LeaseId) -> None:
+        """Nobody finds it any more, but nobody has proven its end: its memory stays in use."""
+        for key, exposed in list(self._exposed.items()):
+            if (exposed.owner, exposed.attempt, exposed.lease_id) == (owner, attempt, lease_id):
+                exposed.over.set()
+                self.stuck.append(self._exposed.pop(key))
 
     def remove(
         self, owner: SimPath, attempt: bytes | None = None, lease_id: LeaseId | None = None
-    ) -> list[_Exposed]:
+    ) -> list[SimExposed]:
         """Everything of `owner`, or of one epoch, or of one lease. What it was."""
         removed = []
         for key, exposed in list(self._exposed.items()):
@@ -75,6 +122,7 @@ class SimFabric:
             ):
                 exposed.over.set()
                 removed.append(self._exposed.pop(key))
+                self.end_flight(exposed.flight)
         return removed
 
     async def drain(self, owner: SimPath) -> None:
@@ -130,10 +178,12 @@ class SimPath:
             raise PathUnavailable(self.name, self.faults.expose, "simulated")
         if self._over(session):
             raise PathUnavailable(self.name, PathReason.DRAINING, "the session is closed")
-        exposed = _Exposed(self, session.attempt, lease_id, span, direction, whole=not span.nbytes)
+        exposed = SimExposed(
+            self, session.attempt, lease_id, span, direction, whole=not span.nbytes
+        )
         transfer_id = self._fabric.add(self.name, exposed)
         if self.name is PathName.RDMA:
-            return Exposure(descriptor=_DESCRIPTOR.pack(_DESCRIPTOR_MAGIC, transfer_id))
+            return Exposure(descriptor=pack_descriptor(transfer_id))
         return Exposure(transfer_id=transfer_id)
 
     async def retract(self, session: Session, lease_id: LeaseId, *, transferred: bool) -> None:
@@ -157,11 +207,12 @@ class SimPath:
             exposed = self._exposed(session, transfer_id, Direction.READ)
             if target.nbytes > exposed.span.nbytes:
                 raise PathFailed(self.name, PathReason.GET_FAILED, "the range is outside")
-            _copy(exposed.span, target, done, count)
+            copy_bytes(exposed.span, target, done, count)
             if done + count == exposed.span.nbytes:
                 exposed.over.set()
 
-        return await self._transfer("read", target.nbytes, move, progress)
+        with self.using(target, shared=False):
+            return await self._move("read", target.nbytes, move, progress)
 
     async def push(
         self,
@@ -181,25 +232,27 @@ class SimPath:
             if done == 0 and exposed.pushed:
                 raise PathFailed(self.name, PathReason.GET_FAILED, "it was written already")
             exposed.pushed = True
-            _copy(source, exposed.span, done, count)
+            copy_bytes(source, exposed.span, done, count)
             exposed.whole = done + count == source.nbytes
             if exposed.whole:
                 exposed.over.set()
 
-        return await self._transfer("write", source.nbytes, move, progress)
+        with self.using(source, shared=True):
+            return await self._move("write", source.nbytes, move, progress)
 
-    async def _transfer(
-        self,
-        phase: str,
-        nbytes: int,
-        move: Callable[[int, int], None],
-        progress: Progress | None,
-    ) -> PullReport:
+    @contextmanager
+    def using(self, memory: Span | Target, *, shared: bool) -> Iterator[None]:
+        """A pull or push is on its way, from or to that memory of the consumer."""
+        flight = self._fabric.begin_flight(memory, f"moved by {self.name}", shared=shared)
         moving = self._moving.begin()
         try:
-            return await self._move(phase, nbytes, move, progress)
+            yield
+        except Unquiesced:  # it is in use for good
+            flight = None
+            raise
         finally:
             self._moving.end(moving)
+            self._fabric.end_flight(flight)
 
     async def _move(
         self,
@@ -240,7 +293,7 @@ class SimPath:
     def _over(self, session: Session) -> bool:
         return self._closed or session.closed or session.attempt in self._closed_attempts
 
-    def _exposed(self, session: Session, transfer_id: int, direction: Direction) -> _Exposed:
+    def _exposed(self, session: Session, transfer_id: int, direction: Direction) -> SimExposed:
         if self._over(session):
             raise PeerLost(str(session.peer), "the session is closed")
         exposed = self._fabric.find(self.name, session.attempt, transfer_id)
@@ -262,7 +315,12 @@ class SimPath:
         return int(transfer_id)
 
 
-def _copy(source: Span, target: Span | Target, offset: int, nbytes: int) -> None:
+def pack_descriptor(transfer_id: int) -> bytes:
+    """What stands for it in an answer over RDMA."""
+    return _DESCRIPTOR.pack(_DESCRIPTOR_MAGIC, transfer_id)
+
+
+def copy_bytes(source: Span, target: Span | Target, offset: int, nbytes: int) -> None:
     """Those bytes of the one to the same place in the other, whose borders may differ."""
     data = memoryview(b"".join(_parts(source.pieces, offset, nbytes)))
     at = 0

@@ -35,3 +35,19 @@ class PathFaults:
     expose: PathReason = PathReason.OK
     failures: list[tuple[int, PathReason]] = field(default_factory=list)
     stall_at_bytes: int | None = None  # it stops there until its no-progress deadline
+
+
+@dataclass(slots=True)
+class RailFaults:
+    """What else a path over rails can suffer. `withheld` and `receipts_lost` are used up, one a
+    pull or push of the requester whose path it is.
+    """
+
+    connect: PathReason = PathReason.OK
+    notice_s: float | None = 0.001  # until a requester knows that its source lost an array
+    withheld: list[int] = field(default_factory=list)  # bytes after which completions are lost
+    receipts_lost: int = 0
+    receipt_timeout_s: float = 0.5  # that a source waits for one that was promised
+    retracts_unproven: int = 0  # of the next ends of an exposure
+    closes_unproven: int = 0  # of the next ends of a private array
+    ghost_s: float = 1.0  # when what was not proven to be over touches memory once more

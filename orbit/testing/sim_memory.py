@@ -384,6 +384,9 @@ class _External:
         self._holders[registered] = shared
         return registered
 
+    def is_live(self, shared: _Shared) -> bool:
+        return shared in self._live
+
     async def _open(self) -> None:
         await self._memory.refusable("registrations")
         self.registered_count += 1
@@ -420,3 +423,10 @@ class _External:
         self._live.discard(shared)
         if shared.charge.live:
             shared.charge.repay()
+
+
+def is_live(memory: SimPinnedMemory, piece: PinnedBuffer, *, remote: bool = False) -> bool:
+    """Whether it is registered at this moment; with `remote`, so that peers can be let in."""
+    if isinstance(piece.token, _Shared):
+        return memory._external.is_live(piece.token) and (piece.token.key[2] or not remote)
+    return piece.arena in (*memory._arenas, *memory._kept)

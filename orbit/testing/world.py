@@ -28,6 +28,7 @@ from .faults import LinkFaults, PathFaults
 from .handshake import SimHandshake
 from .network import SimLink, SimNetwork
 from .sim_memory import SimPinnedMemory
+from .sim_railed_path import SimRailedPath
 
 
 @dataclass(eq=False)
@@ -86,9 +87,11 @@ class World:
         arena_bytes: int = 1 << 20,
         identity: PeerIdentity | None = None,
         paths: Paths | None = None,
+        rails: int = 0,
     ) -> WorldNode:
         """A node with a TCP path and, with `rdma`, an RDMA one and an arena; or with the `paths`
-        that are given. `config` is used as it is (the environment is not read).
+        that are given. `config` is used as it is (the environment is not read). `rails`: the RDMA
+        path lies over so many; 0: over none that anybody sees.
         """
         config = config or NodeConfig()
         number = len(self.nodes) + 1
@@ -97,8 +100,8 @@ class World:
         )
         simulated = rdma and paths is None
         tcp = SimPath(self.fabric, PathName.TCP)
-        rdma_path = SimPath(self.fabric, PathName.RDMA, rdma_faults) if simulated else None
         memory = SimPinnedMemory(arena_bytes) if simulated else None
+        rdma_path = self._rdma_path(config, rails, rdma_faults, memory) if simulated else None
         reason = PathReason.OK if rdma else PathReason.NO_DEVICE
         paths = paths or Paths(tcp, rdma_path, reason, "", memory)
         events: list[Event] = []
@@ -115,8 +118,23 @@ class World:
         node = WorldNode(
             identity, rendezvous, tcp, rdma_path, memory, address, secret, recorder, events
         )
+        if isinstance(rdma_path, SimRailedPath):
+            node.rails = rdma_path.hints
         self.nodes.append(node)
         return node
+
+    def _rdma_path(
+        self,
+        config: NodeConfig,
+        rails: int,
+        faults: PathFaults | None,
+        memory: SimPinnedMemory | None,
+    ) -> SimPath:
+        if not rails:
+            return SimPath(self.fabric, PathName.RDMA, faults)
+        names = [f"sim_{nic}" for nic in range(rails)]
+        endpoints_max = config.rdma.max_endpoints
+        return SimRailedPath(self.fabric, names, faults, memory=memory, endpoints_max=endpoints_max)
 
     def introduce(self) -> None:
         """Everybody learns everybody's address."""
@@ -138,6 +156,7 @@ class World:
     def check_nothing_left(self) -> None:
         """No exposure, no slot, no lease, no piece of an arena, no task."""
         assert self.fabric.exposed_count == 0, f"seed {self.network.seed}: exposures are left"
+        assert not self.fabric.misuse, f"seed {self.network.seed}: {self.fabric.misuse}"
         for node in self.nodes:
             found = node.rendezvous.statistics()
             left = (found.slots.slots, found.slots.leases_held, found.sessions, found.tasks)

@@ -80,6 +80,7 @@ class Story:
                 CONFIG,
                 rdma=self.random.random() < 0.8,
                 arena_bytes=self.random.choice((1, 4)) << 20,
+                rails=self.random.choice((0, 1, 2)),
             )
             for path in (node.tcp, node.rdma):
                 if path is not None:
