@@ -1,7 +1,8 @@
-"""A node's counts and gauges for Prometheus, and the one door to prometheus_client.
+"""A node's counts and gauges for Prometheus, its engine's beside them, and the one door to
+prometheus_client.
 
-Everything is read from `Node.statistics` when it is asked for; nothing is kept here and nothing
-costs anything between two scrapes. What each series means stands in one table; a count that is not
+Everything is read from `statistics` when it is asked for; nothing is kept here and nothing costs
+anything between two scrapes. What each series means stands in one table; a count that is not
 in it is exported all the same.
 """
 
@@ -12,6 +13,7 @@ import concurrent.futures
 import re
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final, Protocol
 from wsgiref.simple_server import WSGIServer
 
@@ -26,7 +28,9 @@ except ImportError as error:
 from .errors import ClosedError, DeadlineExceeded
 from .events import DURATION_BOUNDS_S
 from .node import NodeStatistics
+from .runtime.engine.core import EngineStatistics
 from .runtime.messaging.dispatch import HandlerStatistics
+from .runtime.retained import Retained
 
 COLLECT_TIMEOUT_S: Final = 5.0  # for the node's event loop to answer a scrape
 UNDESCRIBED: Final = "Not described."
@@ -73,6 +77,8 @@ HELP: Final[dict[str, str]] = {
     "orbit_rdma_connect_failures_total": "Bulk queue pairs that could not be connected.",
     "orbit_rdma_queue_pairs": "Bulk and message queue pairs that exist.",
     "orbit_rdma_windows_parked": "Windows that wait to be bound.",
+    "orbit_rdma_key_rollovers_total": "Fresh protection domains, opened as window keys ran out.",
+    "orbit_rdma_key_rollovers_failed_total": "Those that could not be opened or filled.",
     "orbit_rdma_window_keys_used": "Window keys that were used up.",
     "orbit_rdma_window_keys_remaining": "Window keys that the scarcest device has left.",
     "orbit_rdma_pulls_total": "Transfers into this consumer by READ.",
@@ -89,6 +95,25 @@ HELP: Final[dict[str, str]] = {
     "orbit_rdma_unknown_completions_total": "Late or doubled completions of bulk queue pairs.",
     "orbit_rdma_crossings_total": "Calls into the helper.",
     "orbit_rdma_retained_bytes": "Bytes that no device has let go of provably.",
+    # the transfer engine
+    "orbit_engine_regions": "Regions of an engine that are not released.",
+    "orbit_engine_requests_running": "Requests of an engine that are not over.",
+    "orbit_engine_requests_total": "Requests that are over, by how they ended.",
+    "orbit_engine_moved_bytes_total": "Bytes of requests that succeeded.",
+    "orbit_engine_in_flight_bytes": "Bytes that are charged to rails.",
+    "orbit_engine_budget_in_use": "What is in use of each budget.",
+    "orbit_engine_budget_limit": "What there is of each budget.",
+    "orbit_engine_budget_waiting": "Requests that wait for each budget.",
+    "orbit_engine_retained": "Pieces of memory kept for want of a proof since an engine opened.",
+    "orbit_engine_retained_bytes": "Their bytes.",
+    "orbit_engine_retained_age_seconds": "Since when the oldest of them is kept; 0 for none.",
+    "orbit_engine_rail_active": "1 for a rail that carries transfers, 0 for a paused one.",
+    "orbit_engine_rails_in_use": "What all rails use of each resource that they share.",
+    "orbit_engine_rails_limit": "What there is of each of these resources.",
+    "orbit_engine_monitor_ticks_total": "Times that the monitor looked at the rails.",
+    "orbit_engine_route_queries_total": "Questions about ports that it asked devices.",
+    "orbit_engine_route_recoveries_total": "Rails that serve again, or at last.",
+    "orbit_engine_progress_recoveries_total": "Completion queues that were replaced.",
     # connections
     "orbit_sessions_opened_total": "Connections with peers that were opened, by direction.",
     "orbit_sessions_closed_total": "Connections with peers that ended, by direction.",
@@ -184,13 +209,31 @@ class Reporting(Protocol):
     def statistics(self) -> NodeStatistics: ...
 
 
+class EngineReporting(Protocol):
+    """orbit.TransferEngine and orbit.sync.TransferEngine, once open."""
+
+    def statistics(self) -> EngineStatistics: ...
+
+    def retained(self) -> tuple[Retained, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """What one scrape is made of, read in one step."""
+
+    node: NodeStatistics
+    engine: EngineStatistics | None
+    retained: tuple[Retained, ...]  # the engine's
+
+
 class Exporter(Collector):
-    """One node's series. For an orbit.Node it must be made on the node's event loop: scrapes come
-    from other threads, and the loop answers them.
+    """One node's series, and those of the engine on it. For an orbit.Node it must be made on the
+    node's event loop: scrapes come from other threads, and the loop answers them.
     """
 
-    def __init__(self, node: Reporting) -> None:
+    def __init__(self, node: Reporting, *, engine: EngineReporting | None = None) -> None:
         self._node = node
+        self._engine = engine
         try:
             self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
@@ -214,19 +257,22 @@ class Exporter(Collector):
         ClosedError when it is gone.
         """
         sheet = _Sheet()
-        _fill(sheet, self._statistics())
+        report = self._report()
+        _fill(sheet, report.node)
+        if report.engine is not None:
+            _fill_engine(sheet, report.engine, report.retained)
         yield from sheet.families()
 
-    def _statistics(self) -> NodeStatistics:
+    def _report(self) -> _Report:
         if self._loop is None or threading.get_ident() == self._thread:
-            return self._node.statistics()
-        answer: concurrent.futures.Future[NodeStatistics] = concurrent.futures.Future()
+            return self._read()
+        answer: concurrent.futures.Future[_Report] = concurrent.futures.Future()
 
         def ask() -> None:
             if not answer.set_running_or_notify_cancel():
                 return
             try:
-                answer.set_result(self._node.statistics())
+                answer.set_result(self._read())
             except Exception as error:
                 answer.set_exception(error)
 
@@ -238,6 +284,12 @@ class Exporter(Collector):
             answer.cancel()
             raise DeadlineExceeded("a scrape of the node", COLLECT_TIMEOUT_S)
         return answer.result()
+
+    def _read(self) -> _Report:
+        node, engine = self._node.statistics(), self._engine
+        if engine is None:
+            return _Report(node, None, ())
+        return _Report(node, engine.statistics(), engine.retained())
 
 
 class MetricsServer:
@@ -259,12 +311,19 @@ class MetricsServer:
             self._server.server_close()
 
 
-def start_http_server(node: Reporting, port: int = 0, host: str = "127.0.0.1") -> MetricsServer:
-    """Serve this node's series alone, at http://host:port/metrics, from a thread. Port 0: a free
-    one. It listens on loopback unless told otherwise: the series name peers' behaviour.
+def start_http_server(
+    node: Reporting,
+    port: int = 0,
+    host: str = "127.0.0.1",
+    *,
+    engine: EngineReporting | None = None,
+) -> MetricsServer:
+    """Serve the series of this node and of the engine on it alone, at http://host:port/metrics,
+    from a thread. Port 0: a free one. It listens on loopback unless told otherwise: the series name
+    peers' behaviour.
     """
     registry = CollectorRegistry()
-    Exporter(node).register(registry)
+    Exporter(node, engine=engine).register(registry)
     server, thread = prometheus_client.start_http_server(port, host, registry)
     return MetricsServer(server, thread)
 
@@ -361,6 +420,43 @@ def _fill_rdma(sheet: _Sheet, statistics: NodeStatistics) -> None:
     sheet.add("orbit_rdma_unknown_completions_total", rdma.unknown_completions)
     sheet.add("orbit_rdma_crossings_total", rdma.crossings)
     sheet.add("orbit_rdma_retained_bytes", rdma.retained_bytes)
+
+
+def _fill_engine(
+    sheet: _Sheet, statistics: EngineStatistics, retained: tuple[Retained, ...]
+) -> None:
+    sheet.add("orbit_engine_regions", statistics.regions)
+    sheet.add("orbit_engine_requests_running", statistics.running)
+    for state, count in statistics.outcomes.items():
+        sheet.add("orbit_engine_requests_total", count, state=state)
+    sheet.add("orbit_engine_moved_bytes_total", statistics.bytes_moved)
+    sheet.add("orbit_engine_in_flight_bytes", statistics.in_flight_bytes)
+    for name, (used, limit) in statistics.budgets.items():
+        sheet.add("orbit_engine_budget_in_use", used, budget=name)
+        sheet.add("orbit_engine_budget_limit", limit, budget=name)
+    for name, count in statistics.waiting.items():
+        sheet.add("orbit_engine_budget_waiting", count, budget=name)
+    sheet.add("orbit_engine_retained", len(retained))
+    sheet.add("orbit_engine_retained_bytes", sum(entry.nbytes for entry in retained))
+    oldest_s = max((entry.age_s for entry in retained), default=0.0)
+    sheet.add("orbit_engine_retained_age_seconds", oldest_s)
+    _fill_rails(sheet, statistics)
+
+
+def _fill_rails(sheet: _Sheet, statistics: EngineStatistics) -> None:
+    rails = statistics.rails
+    if rails is None:
+        return
+    for rail in rails.rails:
+        labels = {"device": rail.device, "port": str(rail.port), "nic": str(rail.nic)}
+        sheet.add("orbit_engine_rail_active", int(rail.active), **labels)
+    for resource, (used, limit) in rails.budgets.items():
+        sheet.add("orbit_engine_rails_in_use", used, resource=resource)
+        sheet.add("orbit_engine_rails_limit", limit, resource=resource)
+    sheet.add("orbit_engine_monitor_ticks_total", rails.monitor_ticks)
+    sheet.add("orbit_engine_route_queries_total", rails.route_queries)
+    sheet.add("orbit_engine_route_recoveries_total", rails.route_recoveries)
+    sheet.add("orbit_engine_progress_recoveries_total", rails.progress_recoveries)
 
 
 def _fill_links(sheet: _Sheet, statistics: NodeStatistics) -> None:

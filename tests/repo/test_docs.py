@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 from orbit import metrics
 from orbit.cli.failures import ExitStatus
 from orbit.cli.main import COMMANDS, cli
-from orbit.config import NodeConfig
+from orbit.config import KIB, MIB, EngineConfig, NodeConfig
 from tests.repo.project import ROOT, sources, tracked_files
 
 PAGES = [path for path in tracked_files() if path.suffix == ".md"]
@@ -127,6 +127,30 @@ def test_every_knob_is_described() -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("entry", fields(EngineConfig), ids=lambda entry: entry.name)
+def test_every_knob_of_an_engine_is_described_with_its_default(entry: Field[Any]) -> None:
+    """A budget in the guide, too: what happens at its limit stands there."""
+    default = getattr(EngineConfig(), entry.name)
+    row = f"| `engine.{entry.name}` | {shown(entry.name, default)} |"
+    pages = ["docs/reference/configuration.md"]
+    if entry.name.startswith("max_"):
+        pages.append("docs/guides/engine.md")
+    for page in pages:
+        lines = (ROOT / page).read_text("utf-8").splitlines()
+        assert [line for line in lines if line.startswith(row)], f"{page}: no row begins with {row}"
+
+
+def shown(name: str, value: object) -> str:
+    """A default, as tables write it."""
+    if is_dataclass(value):
+        return f"`{type(value).__name__}()`"
+    if not isinstance(value, int | float):
+        return f"`{value}`"
+    if "bytes" in name:
+        return f"{value // MIB:g} MiB" if value >= MIB else f"{value // KIB:g} KiB"
+    return f"{value:g}" if value < 10_000 else f"{value:,}"
+
+
 def knobs(tree: Any, above: str = "") -> Iterator[str]:
     """Every value of a configuration by its path: rdma.pool.initial_arena_bytes."""
     for entry in fields(tree):
@@ -148,7 +172,8 @@ def test_every_series_is_described() -> None:
 @pytest.mark.parametrize(
     "word",
     """owner consumer source requester slot lease grant descriptor span region arena rail lane
-    path link peer incarnation epoch handle node credit""".split(),
+    path link peer incarnation epoch handle node credit engine parent slice run array fence
+tier""".split(),
 )
 def test_the_glossary_has_every_word(word: str) -> None:
     glossary = (ROOT / "docs/glossary.md").read_text("utf-8")

@@ -6,6 +6,7 @@ import ast
 import asyncio
 import re
 import threading
+import time
 import urllib.request
 from dataclasses import fields, replace
 from pathlib import Path
@@ -19,12 +20,15 @@ from orbit import metrics
 from orbit.events import DURATION_BOUNDS_S, DurationCounts
 from orbit.model import PathName, PathReason, WorkerId
 from orbit.protocol.slots import SlotStatistics
+from orbit.runtime.engine.core import EngineStatistics
 from orbit.runtime.messaging.dispatch import DispatchStatistics, HandlerStatistics
 from orbit.runtime.messaging.lanes import LaneStatistics
 from orbit.runtime.messaging.statistics import LinkReport, MessagingStatistics, Traffic
+from orbit.runtime.retained import Retained
 from orbit.transport.interface import MemoryStatistics
 from orbit.transport.messages import LinkStatistics
 from orbit.transport.path_statistics import PathStatistics
+from orbit.transport.rails import RailFacts, RailStatistics
 
 HANDLER = HandlerStatistics(
     "echo",
@@ -100,6 +104,28 @@ STATISTICS = orbit.NodeStatistics(
 )
 
 
+ENGINE = EngineStatistics(
+    regions=51,
+    running=52,
+    budgets={"max_grants": (53, 54), "max_direct_bytes (source)": (55, 56)},
+    waiting={"max_grants": 57},
+    outcomes={"succeeded": 58, "unquiesced": 59},
+    in_flight_bytes=60,
+    bytes_moved=61,
+    rails=RailStatistics(
+        rails=(
+            RailFacts(0, "mlx5_0", 1, "::1", active=True),
+            RailFacts(2, "mlx5_1", 1, "::2", active=False, detail="port 1 is down"),
+        ),
+        monitor_ticks=62,
+        route_queries=63,
+        route_recoveries=64,
+        progress_recoveries=65,
+        budgets={"completion_entries": (66, 67)},
+    ),
+)
+
+
 class Fixed:
     """A node that never changes."""
 
@@ -110,14 +136,35 @@ class Fixed:
         return self._statistics
 
 
-def families(statistics: orbit.NodeStatistics) -> list[Metric]:
-    text = generate_latest(scraped(Fixed(statistics))).decode()
+class FixedEngine:
+    """An engine that never changes, but for the age of what it keeps."""
+
+    def __init__(self, statistics: EngineStatistics = ENGINE) -> None:
+        self._statistics = statistics
+
+    def statistics(self) -> EngineStatistics:
+        return self._statistics
+
+    def retained(self) -> tuple[Retained, ...]:
+        since = time.monotonic()
+        return (
+            Retained("memory of a transfer", 68, "late", since - 3600, None),
+            Retained("memory of a transfer", 2, "late", since, None),
+        )
+
+
+def families(
+    statistics: orbit.NodeStatistics, engine: metrics.EngineReporting | None = None
+) -> list[Metric]:
+    text = generate_latest(scraped(Fixed(statistics), engine)).decode()
     return list(text_string_to_metric_families(text))
 
 
-def scraped(node: metrics.Reporting) -> CollectorRegistry:
+def scraped(
+    node: metrics.Reporting, engine: metrics.EngineReporting | None = None
+) -> CollectorRegistry:
     registry = CollectorRegistry()
-    metrics.Exporter(node).register(registry)
+    metrics.Exporter(node, engine=engine).register(registry)
     return registry
 
 
@@ -175,6 +222,54 @@ def test_a_series(series: str, labels: dict[str, str], value: float) -> None:
     assert scraped(Fixed()).get_sample_value(f"orbit_{series}", labels) == value
 
 
+@pytest.mark.parametrize(
+    ("series", "labels", "value"),
+    [
+        ("regions", {}, 51),
+        ("requests_running", {}, 52),
+        ("requests_total", {"state": "succeeded"}, 58),
+        ("requests_total", {"state": "unquiesced"}, 59),
+        ("moved_bytes_total", {}, 61),
+        ("in_flight_bytes", {}, 60),
+        ("budget_in_use", {"budget": "max_grants"}, 53),
+        ("budget_limit", {"budget": "max_grants"}, 54),
+        ("budget_in_use", {"budget": "max_direct_bytes (source)"}, 55),
+        ("budget_limit", {"budget": "max_direct_bytes (source)"}, 56),
+        ("budget_waiting", {"budget": "max_grants"}, 57),
+        ("retained", {}, 2),
+        ("retained_bytes", {}, 70),
+        ("rail_active", {"device": "mlx5_0", "port": "1", "nic": "0"}, 1),
+        ("rail_active", {"device": "mlx5_1", "port": "1", "nic": "2"}, 0),
+        ("rails_in_use", {"resource": "completion_entries"}, 66),
+        ("rails_limit", {"resource": "completion_entries"}, 67),
+        ("monitor_ticks_total", {}, 62),
+        ("route_queries_total", {}, 63),
+        ("route_recoveries_total", {}, 64),
+        ("progress_recoveries_total", {}, 65),
+    ],
+)
+def test_a_series_of_an_engine(series: str, labels: dict[str, str], value: float) -> None:
+    registry = scraped(Fixed(), FixedEngine())
+    assert registry.get_sample_value(f"orbit_engine_{series}", labels) == value
+
+
+def test_the_oldest_of_what_an_engine_keeps_has_the_age() -> None:
+    age_s = scraped(Fixed(), FixedEngine()).get_sample_value("orbit_engine_retained_age_seconds")
+    assert age_s is not None
+    assert age_s >= 3600
+
+
+def test_an_engine_without_rails_says_nothing_of_them() -> None:
+    engine = FixedEngine(replace(ENGINE, rails=None))
+    names = {family.name for family in families(STATISTICS, engine)}
+    assert "orbit_engine_regions" in names
+    assert not {name for name in names if "rail" in name or "route" in name}
+
+
+def test_a_node_without_an_engine_has_none_of_its_series() -> None:
+    assert not [family.name for family in families(STATISTICS) if "_engine_" in family.name]
+
+
 def test_buckets_add_up() -> None:
     registry = scraped(Fixed())
     series = "orbit_messenger_handler_duration_seconds_bucket"
@@ -187,11 +282,10 @@ def test_buckets_add_up() -> None:
 
 
 def test_the_text_form_is_valid_and_each_family_stands_once() -> None:
-    text = generate_latest(scraped(Fixed())).decode()
-    families = list(text_string_to_metric_families(text))
-    names = [family.name for family in families]
+    found = families(STATISTICS, FixedEngine())
+    names = [family.name for family in found]
     assert len(names) == len(set(names))
-    undescribed = [f.name for f in families if f.documentation == metrics.UNDESCRIBED]
+    undescribed = [f.name for f in found if f.documentation == metrics.UNDESCRIBED]
     assert undescribed == ["orbit_of_tomorrow"]
 
 
@@ -254,7 +348,8 @@ def test_every_described_series_is_exported_or_counted() -> None:
         messaging=replace(STATISTICS.messaging, devices=devices),
         rdma=replace(RDMA, counts=counts),
     )
-    samples = {s.name.removesuffix("_count") for f in families(everything) for s in f.samples}
+    found = families(everything, FixedEngine())
+    samples = {s.name.removesuffix("_count") for f in found for s in f.samples}
     unheard = metrics.HELP.keys() - samples - counted_series()
     assert not unheard
 
@@ -314,6 +409,20 @@ def test_a_node_is_scraped_over_http_from_another_thread() -> None:
             wanted = 'orbit_messenger_handler_requests_total{handler="echo",mode="spawn"} 1.0'
             assert wanted in text
             assert set(asked) == {main_thread}
+
+    asyncio.run(main())
+
+
+def test_an_open_engine_is_scraped_with_its_node() -> None:
+    async def main() -> None:
+        tcp = orbit.NodeConfig(rdma=orbit.RdmaConfig(enabled=False))
+        async with orbit.TransferEngine(orbit.EngineConfig(node=tcp)) as engine:
+            await engine.register(bytearray(100))
+            registry = scraped(engine.node, engine)
+            assert registry.get_sample_value("orbit_engine_regions") == 1
+            limit = registry.get_sample_value("orbit_engine_budget_limit", {"budget": "max_grants"})
+            assert limit == orbit.EngineConfig().max_grants
+            assert registry.get_sample_value("orbit_sessions") == 0
 
     asyncio.run(main())
 
