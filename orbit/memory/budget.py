@@ -29,6 +29,13 @@ class Charge:
         self._budget.charged_bytes -= self.nbytes
         self._budget = None
 
+    def split(self, nbytes: int) -> Charge:
+        """Make a part of it a charge of its own, which is repaid apart."""
+        if self._budget is None or not 0 <= nbytes <= self.nbytes:
+            raise InternalError(f"a charge of {self.nbytes} bytes has no part of {nbytes}")
+        self.nbytes -= nbytes
+        return Charge(self._budget, nbytes)
+
     def shrink(self, nbytes: int) -> None:
         """Correct the charge downwards to what was really taken."""
         if self._budget is None or not 0 <= nbytes <= self.nbytes:

@@ -91,8 +91,9 @@ class ArenaMapping:
         except OSError as error:
             charge.repay()
             raise BusyError(f"no memory for an arena of {nbytes} bytes: {error}") from error
+        domains = [device.domain for device in self._devices]
         registration = Registration(
-            self._devices, memory.address, nbytes, PARENT_ACCESS, charge, self._retained, memory
+            domains, memory.address, nbytes, PARENT_ACCESS, charge, self._retained, memory
         )
         arena = Arena(memory, registration)
         self.arenas.add(arena)

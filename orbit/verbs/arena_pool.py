@@ -3,7 +3,7 @@ memory that others own, under one budget.
 
 Owns who gets which piece, when an arena is added, and the timer that gives empty ones back; sizes
 and what may go are the policy's. Every arena is registered on every device, since the consumer of a
-payload chooses the rail.
+payload chooses the rail, in the protection domain that new work goes to.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from ..transport.timer import DeadlineTimer
 from .arena_mapping import ArenaMapping, Growth
 from .arenas import Arena
 from .device import DeviceContext
+from .domain import Domain
 from .external import ExternalRegistrations
-from .registration import REGISTER_TIMEOUT_S, TargetRegistration
+from .registration import REGISTER_TIMEOUT_S, Registration, TargetRegistration
 from .retention import Retained
 
 
@@ -137,9 +138,15 @@ class ArenaPool:
         """See PinnedMemory. Raises UsageError the second time."""
         await self._external.deregister(registered)
 
-    async def register_target(self, device: DeviceContext, view: memoryview) -> TargetRegistration:
-        """For one operation on one device. Raises as TargetRegistration.open."""
-        return await TargetRegistration.open(device, view, self.budget, self.retained)
+    async def register_target(self, domain: Domain, view: memoryview) -> TargetRegistration:
+        """For one operation in one domain. Raises as TargetRegistration.open."""
+        return await TargetRegistration.open(domain, view, self.budget, self.retained)
+
+    @property
+    def registrations(self) -> tuple[Registration, ...]:
+        """Of arenas and regions: all but those for one operation."""
+        arenas = (arena.registration for arena in self._mapping.arenas)
+        return (*arenas, *self._external.registrations)
 
     # --- the end ---
 
@@ -201,23 +208,17 @@ class ArenaPool:
                 return await self._allocate_dedicated(nbytes)
             except BudgetExceeded:
                 # A pooled one that has the room is better than nothing.
-                piece = self._allocate_or_none(nbytes)
+                piece = _piece_or_none(self, nbytes)
                 if piece is None:
                     raise
                 return piece
         while True:
-            piece = self._allocate_or_none(nbytes)
+            piece = _piece_or_none(self, nbytes)
             if piece is not None:
                 return piece
             if self._gated:
                 raise BusyError("the pool is closing")
             await self._grow(nbytes)
-
-    def _allocate_or_none(self, nbytes: int) -> PinnedBuffer | None:
-        try:
-            return self.allocate_nowait(nbytes)
-        except BusyError:
-            return None
 
     async def _allocate_dedicated(self, nbytes: int) -> PinnedBuffer:
         if self._gated:
@@ -293,3 +294,10 @@ class ArenaPool:
                 self._pooled.remove(arena)
                 self._mapping.unmap(arena)
         self._arm_timer()
+
+
+def _piece_or_none(pool: ArenaPool, nbytes: int) -> PinnedBuffer | None:
+    try:
+        return pool.allocate_nowait(nbytes)
+    except BusyError:
+        return None

@@ -7,7 +7,7 @@ from ..memory.arena import Allocation, OffsetAllocator
 from ..model import Address
 from ..transport.interface import PinnedBuffer
 from .arena_memory import ArenaMemory
-from .device import DeviceContext
+from .domain import Domain
 from .provider import NativeRegion
 from .registration import Registration
 
@@ -31,9 +31,9 @@ class Arena:
     def used_bytes(self) -> int:
         return self._allocator.allocated_bytes
 
-    def region(self, device: DeviceContext) -> NativeRegion | None:
+    def region(self, domain: Domain) -> NativeRegion | None:
         """See KeyHolder. An arena is never cut."""
-        return self.registration.parts[0].region(device)
+        return self.registration.parts[0].region(domain)
 
     def allocate(self, nbytes: int) -> PinnedBuffer | None:
         """None when no free run is long enough."""

@@ -24,6 +24,8 @@ class PathCounters:
     aborts: int = 0  # queue pairs killed, on either side
     connects: int = 0  # queue pairs connected, on either side
     connect_failures: int = 0
+    key_rollovers: int = 0  # fresh protection domains, since the keys of one ran out
+    key_rollovers_failed: int = 0
     pulls: int = 0
     pulls_failed: int = 0
     pushes: int = 0

@@ -1,20 +1,21 @@
-"""One opened device with its protection domain, and the order in which everything on it closes.
+"""One opened device with its protection domains, and the order in which everything on it closes.
 
-Owns context, domain, lanes, registrations and key history; hands out queue pairs and window
-pools. Blocking verbs go through its offload threads. It knows no peers, no grants and no messages.
+Owns context, domains and lanes; makes queue pairs, in the domain that new work goes to. Blocking
+verbs go through its offload threads. It knows no peers, no grants and no messages.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import errno
+from collections.abc import Sequence
 from dataclasses import replace
 
-from ..errors import ClosedError, DeviceError, OrbitError, PathUnavailable
-from ..model import Address, PathName, PathReason
+from ..errors import ClosedError, ConfigError, DeviceError, OrbitError, PathUnavailable
+from ..model import PathName, PathReason
 from ..protocol.messages import RailHint
 from .device_messaging import DeviceMessaging
-from .device_regions import DeviceRegions
+from .domain import Domain
 from .lane_group import LaneGroup, fitted
 from .offload import Offload
 from .poll_cpus import poll_cpus
@@ -22,7 +23,8 @@ from .provider import (
     DeviceLimits,
     NativeContext,
     NativeDomain,
-    NativeRegion,
+    NativeObject,
+    NativeQueuePair,
     PortFacts,
     Provider,
 )
@@ -32,19 +34,23 @@ from .rail_pairs import is_gid
 from .rail_state import RailPlace, RailState
 from .settings import RdmaPathConfig
 from .turn import Turn
-from .windows import DomainWindows, WindowPool
 
 _OPEN_TIMEOUT_S = 30.0  # the first one loads the verbs library and its drivers
 
 
 class DeviceContext:
-    """Everything that lives in one protection domain. Made by `DeviceContext.open`."""
+    """Everything that lives on one device. Made by `DeviceContext.open`.
+
+    The protection domain for bulk work can be replaced: queue pairs, registrations and windows
+    stay in the one they were made in, and completion queues, events and the rail's state are common
+    to all. Messages have a domain of their own, since they use no keys up and never leave.
+    """
 
     def __init__(
         self,
         turn: Turn,
         context: NativeContext,
-        domain: NativeDomain,
+        domains: tuple[NativeDomain, NativeDomain],
         limits: DeviceLimits,
         state: RailState,
         config: RdmaPathConfig,
@@ -55,13 +61,12 @@ class DeviceContext:
         self.state = state
         self.config = config
         self.offload = offload
-        self.windows = DomainWindows(domain, config.window_key_indices_max)
         self.lanes = LaneGroup(turn, context, config, lambda: poll_cpus(self.numa_node))
-        self.regions = DeviceRegions(turn, domain, offload)
-        self.messaging = DeviceMessaging(context, domain, offload)
-        self._queue_pairs: set[BulkQueuePair] = set()  # alive
+        self.key_count = 0  # window keys used up in domains that are gone
         self._context = context
-        self._domain = domain
+        self.domain, messages = (self._made(native) for native in domains)  # bulk: new work
+        self.messaging = DeviceMessaging(context, messages, offload)
+        self._domains = [self.domain]  # for bulk, oldest first
         self._closing: asyncio.Lock = asyncio.Lock()
         state.watch(self._fail_queue_pairs)
 
@@ -91,15 +96,15 @@ class DeviceContext:
                     )
                 limits = context.limits()
                 current = replace(rail, mtu=port.mtu, lid=port.lid, link_layer=port.link_layer)
-                granted = _clamped(config, limits, port)
-                domain = context.allocate_domain()
+                granted = _clamped(rail.device, config, limits, port)
+                domains = _allocate_domains(context)
             except BaseException:
                 context.close()
                 raise
             state = RailState(context, current, place or RailPlace(), config, pkey_index)
             if not port.active:
                 state.fence(f"port {rail.port} is {port.state}")
-            return cls(provider.turn, context, domain, limits, state, granted, offload)
+            return cls(provider.turn, context, domains, limits, state, granted, offload)
 
         return await offload.run("opening a device", _OPEN_TIMEOUT_S, open_all)
 
@@ -133,7 +138,7 @@ class DeviceContext:
     @property
     def queue_pairs(self) -> int:
         """Alive, for bulk work."""
-        return len(self._queue_pairs)
+        return sum(len(domain.queue_pairs) for domain in self._domains)
 
     @property
     def quirks(self) -> Quirks:
@@ -145,39 +150,71 @@ class DeviceContext:
 
     def local_end(self, psn: int, *, remote_read: bool, remote_write: bool = False) -> LocalEnd:
         """For a connection that is made now. Raises DeviceError."""
-        return self.state.local_end(psn, remote_read=remote_read, remote_write=remote_write)
+        end = self.state.local_end(psn, remote_read=remote_read, remote_write=remote_write)
+        return replace(
+            end,
+            initiator_depth_max=self.limits.max_init_rd_atomic,
+            responder_depth_max=self.limits.max_rd_atomic,
+        )
 
     def create_queue_pair(
         self, on_failed: FailedHandler, inline_bytes: int = 0, *, trial: bool = False
     ) -> BulkQueuePair:
-        """Not connected yet. A `trial` is made on a paused rail, too, to see if it can be resumed.
-        Raises PathUnavailable (the rail is paused), DeviceError, BudgetExceeded (no lane has room),
-        ClosedError.
+        """In `domain`, not connected yet. A `trial` is made on a paused rail, too, to see if it can
+        be resumed. Raises PathUnavailable (the rail is paused), DeviceError, BudgetExceeded (no
+        lane has room), ClosedError.
         """
         self._check_open()
         if not trial:
             self.state.check_active()
         lane = self.lanes.place(asyncio.get_running_loop())
         try:
-            native = self._domain.create_queue_pair(
-                lane.cq, lane.cq, BulkQueuePair.asked_caps(self.config, inline_bytes)
-            )
+            native = _queue_pair(self.domain.native, lane.cq, self.config, inline_bytes)
         except DeviceError:
             lane.repay(self.config.work_entries)
             raise
         made = BulkQueuePair(native, lane, self.turn, self.offload, self.config, on_failed)
-        self._queue_pairs.add(made)
+        self.domain.queue_pairs.add(made)
         return made
 
     async def destroy_queue_pair(self, queue_pair: BulkQueuePair) -> None:
         """Drained and without a bound window. Raises DeviceError, DeadlineExceeded."""
         await queue_pair.close()
-        self._queue_pairs.discard(queue_pair)
+        for domain in self._domains:
+            domain.forget(queue_pair)
 
-    def window_pool(self) -> WindowPool:
-        """For one queue pair that exists already."""
+    # --- protection domains ---
+
+    @property
+    def domains(self) -> tuple[Domain, ...]:
+        """For bulk work, oldest first: all that are open."""
+        return tuple(self._domains)
+
+    @property
+    def old_domains(self) -> tuple[Domain, ...]:
+        """Those that new work does not go to any more."""
+        return tuple(domain for domain in self._domains if domain.left)
+
+    def open_domain(self) -> Domain:
+        """One that nothing goes to before `enter`. Raises DeviceError, ClosedError."""
         self._check_open()
-        return self.windows.pool()
+        domain = self._made(self._context.allocate_domain())
+        self._domains.append(domain)
+        return domain
+
+    def enter(self, domain: Domain) -> None:
+        """New work goes there from now on."""
+        self.domain.left_at = asyncio.get_running_loop().time()
+        self.domain = domain
+
+    async def close_domain(self, domain: Domain) -> None:
+        """One without queue pairs that is not the current one. Raises DeviceError, DeadlineExceeded
+        and keeps it.
+        """
+        await domain.close()
+        if domain in self._domains:
+            self._domains.remove(domain)
+            self.key_count += domain.windows.history.keys_used
 
     @property
     def region_bytes_max(self) -> int:
@@ -185,20 +222,9 @@ class DeviceContext:
         limits = (self.limits.max_region_bytes, self.config.mr_bytes_max)
         return min((limit for limit in limits if limit), default=1 << 63)
 
-    async def register(self, address: Address, length: int, access: int) -> NativeRegion:
-        """Raises DeviceError, DeadlineExceeded, ClosedError. Cancelling the wait does not leak the
-        registration: `close` undoes it.
-        """
-        self._check_open()
-        return await self.regions.register(address, length, access)
-
-    async def deregister(self, region: NativeRegion) -> None:
-        """Raises DeviceError (a window is still bound in it); the region stays then."""
-        await self.regions.deregister(region)
-
     async def close(self) -> None:
-        """Queue pairs and their windows are gone by now. In order, once: parked windows, shared
-        receive queues, completion queues and channels, registrations, domain, context.
+        """Queue pairs and their windows are gone by now. In order, once: shared receive
+        queues, completion queues and channels, parked windows, registrations, domains, context.
 
         Raises DeviceError and keeps the rest; a further call continues there.
         """
@@ -208,21 +234,23 @@ class DeviceContext:
             if self.queue_pairs:
                 raise DeviceError(self.name, "close", 0, f"{self.queue_pairs} queue pairs left")
             self.messaging.check_no_queue_pairs()
-            await self.regions.settle()
-            self.windows.parked.close()
             self.messaging.close()
             self.lanes.close()
-            await self.regions.close()
-            await self._run_close(self._domain.close)
-            await self._run_close(self._context.close)
+            for domain in (*self._domains, self.messaging.domain):
+                await domain.close()
+            timeout_s = self.config.drain_timeout_s
+            await self.offload.run("closing a device", timeout_s, self._context.close)
 
-    async def _run_close(self, close: Callable[[], None]) -> None:
-        await self.offload.run("closing a device", self.config.drain_timeout_s, close)
+    def _made(self, native: NativeDomain) -> Domain:
+        return Domain(
+            self.name, native, self.turn, self.offload, self.config, self.region_bytes_max
+        )
 
     def _fail_queue_pairs(self, cause: OrbitError) -> None:
         """Their owners drain and destroy them."""
-        for queue_pair in list(self._queue_pairs):
-            queue_pair.fail(cause)
+        for domain in self._domains:
+            for queue_pair in list(domain.queue_pairs):
+                queue_pair.fail(cause)
 
     def _check_open(self) -> None:
         if self.closed:
@@ -237,15 +265,45 @@ def find_device(devices: Sequence[DeviceContext], gid: str) -> DeviceContext | N
     return next((d for d in known if d.rail.gid == gid), known[0] if known else None)
 
 
-def _clamped(config: RdmaPathConfig, limits: DeviceLimits, port: PortFacts) -> RdmaPathConfig:
+def _allocate_domains(context: NativeContext) -> tuple[NativeDomain, NativeDomain]:
+    """Both or none. Raises DeviceError."""
+    first = context.allocate_domain()
+    try:
+        return first, context.allocate_domain()
+    except BaseException:
+        first.close()
+        raise
+
+
+def _clamped(
+    name: str, config: RdmaPathConfig, limits: DeviceLimits, port: PortFacts
+) -> RdmaPathConfig:
     """What this device can give: depths, one slot of each queue being kept for the drain, and the
-    length of one READ.
+    length of one READ. Raises DeviceError: it can give too little.
     """
-    depths = replace(
-        config,
-        piece_bytes=min(config.piece_bytes, port.max_message_bytes),
-        send_depth=min(config.send_depth, limits.max_qp_wr - 1),
-        recv_depth=min(config.recv_depth, limits.max_qp_wr - 1),
-    )
-    send_depth, recv_depth, cq_depth = fitted(depths, limits.max_cqe)
-    return replace(depths, send_depth=send_depth, recv_depth=recv_depth, cq_depth=cq_depth)
+    try:
+        depths = replace(
+            config,
+            piece_bytes=min(config.piece_bytes, port.max_message_bytes),
+            send_depth=min(config.send_depth, limits.max_qp_wr - 1),
+            recv_depth=min(config.recv_depth, limits.max_qp_wr - 1),
+        )
+        send_depth, recv_depth, cq_depth = fitted(depths, limits.max_cqe)
+        return replace(depths, send_depth=send_depth, recv_depth=recv_depth, cq_depth=cq_depth)
+    except ConfigError as error:
+        has = f"it has max_qp_wr {limits.max_qp_wr} and max_cqe {limits.max_cqe}: {error}"
+        raise DeviceError(name, "query_device", 0, has) from error
+
+
+def _queue_pair(
+    domain: NativeDomain, cq: NativeObject, config: RdmaPathConfig, inline_bytes: int
+) -> NativeQueuePair:
+    """No device says how much inline room it has: one that refuses what was asked is asked for
+    none. Raises DeviceError.
+    """
+    try:
+        return domain.create_queue_pair(cq, cq, BulkQueuePair.asked_caps(config, inline_bytes))
+    except DeviceError as error:
+        if error.errno != errno.EINVAL or not inline_bytes:
+            raise
+    return domain.create_queue_pair(cq, cq, BulkQueuePair.asked_caps(config, 0))

@@ -11,10 +11,10 @@ from typing import Protocol, TypeVar
 
 from ..errors import ClosedError, DeviceError
 from .device_events import DeviceEvents
+from .domain import Domain
 from .offload import Offload
 from .provider import (
     NativeContext,
-    NativeDomain,
     NativeObject,
     NativeQueuePair,
     NativeSharedReceive,
@@ -33,9 +33,9 @@ L = TypeVar("L", bound=ClosableLane)
 class DeviceMessaging:
     """Makers raise DeviceError, and ClosedError once the device has closed."""
 
-    def __init__(self, context: NativeContext, domain: NativeDomain, offload: Offload) -> None:
+    def __init__(self, context: NativeContext, domain: Domain, offload: Offload) -> None:
+        self.domain = domain
         self._context = context
-        self._domain = domain
         self._offload = offload
         self._shared: list[NativeSharedReceive] = []
         self._lanes: list[ClosableLane] = []
@@ -45,7 +45,7 @@ class DeviceMessaging:
 
     def create_shared_receive(self, depth: int) -> NativeSharedReceive:
         self._check_open()
-        shared = self._domain.create_shared_receive(depth)
+        shared = self.domain.native.create_shared_receive(depth)
         self._shared.append(shared)
         return shared
 
@@ -61,7 +61,7 @@ class DeviceMessaging:
     ) -> NativeQueuePair:
         """Not connected yet; without receives of its own."""
         self._check_open()
-        native = self._domain.create_queue_pair(cq, cq, caps, shared)
+        native = self.domain.native.create_queue_pair(cq, cq, caps, shared)
         self.queue_pairs += 1
         return native
 

@@ -1,4 +1,4 @@
-"""The registrations of one device: begun, ended, and none of them forgotten.
+"""The registrations of one protection domain: begun, ended, and none of them forgotten.
 
 A call of the device runs in a thread and is never cut short: what it made is known here even when
 nobody waits for it any more.
@@ -26,6 +26,7 @@ class DeviceRegions:
         self._turn = turn
         self._domain = domain
         self._offload = offload
+        self._closed = False
         self._live: dict[int, NativeRegion] = {}  # by id
         self._registering: set[asyncio.Future[NativeRegion]] = set()
         self._deregistering: dict[int, asyncio.Future[None]] = {}  # by id of the region
@@ -35,8 +36,10 @@ class DeviceRegions:
     ) -> asyncio.Future[NativeRegion]:
         """Fault the pages in, then register, both in a thread. What it returns is the call itself:
         done when the device has answered, however long that takes; the memory must stay until
-        then. Its error is a DeviceError. Raises ClosedError.
+        then. Its error is a DeviceError. Raises ClosedError, DeviceError (the domain closes).
         """
+        if self._closed:
+            raise DeviceError("memory", "reg_mr", 0, "the protection domain is closed")
 
         def register() -> NativeRegion:
             try:
@@ -81,7 +84,8 @@ class DeviceRegions:
         await finish("deregistering memory", _TIMEOUT_S, self.begin_deregister(region))
 
     async def settle(self) -> None:
-        """Until no registration is on its way."""
+        """Nothing more is registered; until nothing is on its way."""
+        self._closed = True
         if self._registering:
             await asyncio.wait(set(self._registering))
 

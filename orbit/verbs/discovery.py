@@ -18,7 +18,7 @@ from ..errors import DeviceError
 from ..model import PathReason
 from .gid_ranking import GidEntry, GidKind, Netdev, gid_bytes, gid_text
 from .netdevs import read_netdevs
-from .topology import UNKNOWN_NODE, numa_node_of, pci_path_of
+from .topology import UNKNOWN_NODE, numa_node_of, pci_bridges_of
 
 _SYSFS = Path("/sys")
 _NODES = Path("/dev/infiniband")
@@ -87,7 +87,7 @@ class DeviceReport:
     detail: str
     ports: tuple[PortReport, ...]
     numa_node: int = UNKNOWN_NODE
-    pci_path: tuple[str, ...] = ()  # empty: on no PCI bus
+    pci_bridges: int = 0  # between it and the processor
 
     @property
     def within_reach(self) -> bool:
@@ -127,18 +127,13 @@ def discover(
     sysfs: Path = _SYSFS,
     nodes: Path = _NODES,
     netdevs: NetdevReader = read_netdevs,
-    provider_devices: Callable[[], Collection[str]] | None = None,
 ) -> Discovery:
-    """Look once, now. No device and no permission is an answer, never an exception.
-
-    `provider_devices` lists what the verbs library offers; without it that check is left out.
-    """
+    """Look once, now. No device and no permission is an answer, never an exception."""
     try:
         interfaces = dict(netdevs())
     except DeviceError:
         interfaces = {}  # a sandbox may forbid the question; the ranking then says "not here"
     node_names = _uverbs_by_device(sysfs)
-    known = None if provider_devices is None else frozenset(provider_devices())
     names = sorted(_entries(sysfs / "class/infiniband"), key=_natural)
     devices: list[DeviceReport] = []
     nics = itertools.count()
@@ -146,11 +141,23 @@ def discover(
         folder = sysfs / "class/infiniband" / name
         ports = tuple(replace(port, nic=next(nics)) for port in _read_ports(folder))
         node = nodes / node_names[name] if name in node_names else None
-        verdict, detail = _judge(name, node, known, ports)
+        verdict, detail = _judge(node, ports)
         report = DeviceReport(name, str(node or ""), verdict, detail, ports)
-        place = numa_node_of(folder, sysfs=sysfs), pci_path_of(folder, sysfs=sysfs)
-        devices.append(replace(report, numa_node=place[0], pci_path=place[1]))
+        place = numa_node_of(folder, sysfs=sysfs), pci_bridges_of(folder, sysfs=sysfs)
+        devices.append(replace(report, numa_node=place[0], pci_bridges=place[1]))
     return Discovery(tuple(devices), interfaces)
+
+
+def judged_by(discovery: Discovery, offered: Collection[str]) -> Discovery:
+    """The same for who has a verbs library that offers those devices, by name."""
+    detail = "the verbs library has no driver for it"
+    devices = [
+        replace(device, verdict=Verdict.NO_PROVIDER, detail=detail)
+        if device.within_reach and device.name not in offered
+        else device
+        for device in discovery.devices
+    ]
+    return replace(discovery, devices=tuple(devices))
 
 
 def read_gids(device: str, port: int, *, sysfs: Path = _SYSFS) -> tuple[GidEntry, ...]:
@@ -165,17 +172,13 @@ def _read_ports(folder: Path) -> Iterator[PortReport]:
             yield _read_port(folder / "ports" / number, int(number))
 
 
-def _judge(
-    name: str, node: Path | None, known: frozenset[str] | None, ports: tuple[PortReport, ...]
-) -> tuple[Verdict, str]:
+def _judge(node: Path | None, ports: tuple[PortReport, ...]) -> tuple[Verdict, str]:
     if node is None:
         return Verdict.NO_NODE, "the ib_uverbs module made no device node for it"
     if not node.exists():
         return Verdict.NO_NODE, f"{node} does not exist here"
     if not os.access(node, os.R_OK | os.W_OK):
         return Verdict.PERMISSION, f"{node} may not be opened by this user"
-    if known is not None and name not in known:
-        return Verdict.NO_PROVIDER, "the verbs library has no driver for it"
     order = list(Verdict)
     best = max((port.verdict for port in ports), key=order.index, default=Verdict.PORT_DOWN)
     if best is Verdict.PORT_DOWN:

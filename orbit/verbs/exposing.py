@@ -158,7 +158,7 @@ def _reserve_piece(member: SourceMember, piece: Span, part: GrantPart) -> Source
     pinned = piece.pinned
     if pinned is None:
         raise PathUnavailable(PathName.RDMA, PathReason.NOT_PINNED)
-    region = region_of(pinned, member.device)
+    region = region_of(pinned, member.domain)
     if region is None or piece.view.nbytes > pinned.view.nbytes:
         raise PathUnavailable(PathName.RDMA, PathReason.NOT_PINNED, "not registered any more")
     return member.reserve(part, pinned, piece.view.nbytes, region.native)

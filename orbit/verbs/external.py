@@ -56,6 +56,11 @@ class ExternalRegistrations:
     def charged_bytes(self) -> int:
         return sum(shared.registration.charged_bytes for shared in self._live)
 
+    @property
+    def registrations(self) -> tuple[Registration, ...]:
+        """Also those that are being made, or whose end a device has refused."""
+        return tuple(shared.registration for shared in self._live)
+
     async def register(self, view: memoryview, *, remote: bool = True) -> RegisteredRange:
         """See PinnedMemory."""
         if self._gated:
@@ -131,9 +136,8 @@ class ExternalRegistrations:
         _, page_bytes = page_range(address, nbytes)
         charge = self._budget.charge(page_bytes * len(self._devices))
         access = PARENT_ACCESS if key[2] else LOCAL_ACCESS
-        registration = Registration(
-            self._devices, address, nbytes, access, charge, self._retained, view
-        )
+        domains = [device.domain for device in self._devices]
+        registration = Registration(domains, address, nbytes, access, charge, self._retained, view)
         opening = asyncio.get_running_loop().create_task(registration.open())
         shared = self._shared[key] = _Shared(key, registration, opening)
         self._live.add(shared)

@@ -24,6 +24,7 @@ Handler = Callable[[Completion], None]
 
 _NAP_OUTSTANDING_MAX = 8
 _BATCHES_PER_CALLBACK = 8  # then other callbacks of the loop get their turn
+_SPIN_SLICE_US = 20  # likewise
 
 
 class CompletionTable:
@@ -101,9 +102,16 @@ class LaneUser(Protocol):
 class Lane:
     """One completion queue with room for `capacity` completions. `start` it once."""
 
-    def __init__(self, source: CompletionSource, capacity: int, spin_us: int) -> None:
+    def __init__(
+        self, source: CompletionSource, capacity: int, spin_us: int, *, spins: bool = False
+    ) -> None:
+        """`spin_us`: how long to poll before sleeping in a nap; `spins`: and after each activity,
+        before sleeping in the event loop.
+        """
         self._source = source
         self._spin_us = spin_us
+        self._spins = spins
+        self._spin_until = 0.0  # by time.perf_counter
         self._loop: asyncio.AbstractEventLoop | None = None
         self._users: set[LaneUser] = set()
         self._closed = False
@@ -237,6 +245,9 @@ class Lane:
                 return
             if found == BATCH:
                 continue  # there may be more; fewer means that the queue was empty
+            if self._spins and self._loop is not None and time.perf_counter() < self._spin_until:
+                self._loop.call_soon(self._spin)
+                return
             try:
                 if self._source.park():
                     return
@@ -246,11 +257,24 @@ class Lane:
         if self._loop is not None:
             self._loop.call_soon(self._run)
 
+    def _spin(self) -> None:
+        """After activity: more may come before the loop could be woken for it."""
+        if self.failed is not None or self._closed:
+            return
+        try:
+            found = self._source.spin(min(self._spin_us, _SPIN_SLICE_US))
+        except DeviceError as error:
+            self.fail(error)
+            return
+        self._dispatch(found)
+        self._run()
+
     def _dispatch(self, found: list[Completion]) -> None:
         if not found:
             return
         self.completions += len(found)
         self.found_at = time.perf_counter()
+        self._spin_until = self.found_at + self._spin_us / 1e6
         for completion in found:
             handler = self.table.take(completion.wr_id, completion.qp_num)
             if handler is None:

@@ -186,7 +186,8 @@ class LaneGroup:
             polling=polling,
             cpus=self._cpus() if polling else (),
         )
-        lane = Lane(source, config.cq_depth, config.effective_spin_us)
+        spins = config.progress == "spin"
+        lane = Lane(source, config.cq_depth, config.effective_spin_us, spins=spins)
         try:
             lane.start(self._loop)
         except DeviceError:

@@ -18,7 +18,7 @@ from ..errors import ClosedError, DeviceError, PathFailed, Unquiesced
 from ..model import Direction
 from ..transport.interface import Progress, PullReport
 from .admission import Share
-from .device import DeviceContext
+from .domain import Domain
 from .naps import nap_until_done
 from .requester import LocalMemory, RequesterMember, Transfer
 from .settings import RdmaPathConfig
@@ -44,8 +44,8 @@ class Move:
         self._config = config
         self._progress = progress
         self._direction = transfers[0].member.direction
-        self._devices: Sequence[DeviceContext] = list(
-            dict.fromkeys(transfer.member.device for transfer in transfers)
+        self._domains: Sequence[Domain] = list(
+            dict.fromkeys(transfer.member.domain for transfer in transfers)
         )
         self._nbytes = sum(transfer.record.length for transfer in transfers)
         self._prepared: PreparedMemory | None = None
@@ -62,14 +62,14 @@ class Move:
     def begin_nowait(self) -> bool:
         """Start if nothing has to be waited for. True: every byte has moved already."""
         began = self._clock()
-        self._prepared = self._targets.prepare_nowait(self._devices, self._pieces, self._direction)
+        self._prepared = self._targets.prepare_nowait(self._domains, self._pieces, self._direction)
         if self._prepared is None:
             return False
         self._phases["target"] = self._clock() - began
         if len(self._transfers) > 1:
             return False
         transfer = self._transfers[0]
-        memory = self._prepared.memory[transfer.member.device]
+        memory = self._prepared.memory[transfer.member.domain]
         try:
             share = transfer.member.admission.acquire_nowait(self._nbytes, len(memory.borders))
         except ClosedError:
@@ -116,7 +116,7 @@ class Move:
     async def _prepare(self) -> PreparedMemory:
         began = self._clock()
         try:
-            prepared = await self._targets.prepare(self._devices, self._pieces, self._direction)
+            prepared = await self._targets.prepare(self._domains, self._pieces, self._direction)
         except PathFailed as error:
             self.cancel(str(error))  # hands the unused grants back by their receipts
             await asyncio.wait([transfer.finished for transfer in self._transfers])
@@ -125,7 +125,7 @@ class Move:
         self._phases["target"] = self._clock() - began
         return prepared
 
-    async def _run_many(self, memory: Mapping[DeviceContext, LocalMemory]) -> None:
+    async def _run_many(self, memory: Mapping[Domain, LocalMemory]) -> None:
         """Each queue pair's transfers in order, all queue pairs at once. The first failure gives up
         the rest.
         """
@@ -133,7 +133,7 @@ class Move:
         offset = 0
         for place, transfer in enumerate(self._transfers):
             transfer.finished.add_done_callback(self._one_finished)
-            part = memory[transfer.member.device].cut(offset, transfer.record.length)
+            part = memory[transfer.member.domain].cut(offset, transfer.record.length)
             progress = None if self._progress is None else self._share_of_progress(place)
             waiting.setdefault(transfer.member, []).append((transfer, part, progress))
             offset += transfer.record.length
@@ -141,13 +141,29 @@ class Move:
         self._nap()
 
     async def _feed_all(self, parts: Sequence[_Part]) -> None:
-        """Start them, one after the other, as the send queue has room."""
-        for transfer, memory, progress in parts:
-            if transfer.started or transfer.finished.done():
-                continue
+        """Start them, one after the other, as the send queue of their queue pair has room."""
+        while parts and (parts := self._feed(parts)):
+            (transfer, memory, progress), *parts = parts
             share = await self._wait_share(transfer, len(memory.borders))
             if share is not None:
                 self._start(transfer, memory, share, progress)
+
+    def _feed(self, parts: Sequence[_Part]) -> Sequence[_Part]:
+        """Start, in one post, those that have room now; the rest."""
+        member = parts[0][0].member
+        with member.one_post():
+            for place, (transfer, memory, progress) in enumerate(parts):
+                if transfer.started or transfer.finished.done():
+                    continue
+                share = None
+                with contextlib.suppress(ClosedError):  # `finished` tells why
+                    share = member.admission.acquire_nowait(
+                        transfer.record.length, len(memory.borders)
+                    )
+                if share is None:
+                    return parts[place:]
+                self._start(transfer, memory, share, progress)
+        return ()
 
     async def _wait_share(self, transfer: Transfer, cuts: int) -> Share | None:
         """None: the transfer ended while it waited, and `finished` tells why."""

@@ -15,7 +15,7 @@ from ..errors import DeviceError, OrbitError, PathUnavailable
 from ..model import PathReason
 from ..protocol.messages import RailHint
 from .device import DeviceContext
-from .discovery import discover
+from .discovery import discover, judged_by
 from .messaging.rdma_messages import RdmaMessages
 from .messaging.settings import RdmaMessagesConfig
 from .offload import Offload
@@ -48,7 +48,7 @@ class _Chosen:
     @classmethod
     def of(cls, choice: RailChoice) -> _Chosen:
         distances = tuple(numa_distances(choice.numa_node).items())
-        place = RailPlace(choice.nic, choice.numa_node, distances)
+        place = RailPlace(choice.nic, choice.numa_node, distances, choice.pci_bridges)
         return cls(choice.rail, place, choice.pkey_index)
 
 
@@ -68,7 +68,8 @@ async def open_rdma_path(
         if provider is None:
             return None, reason, detail
     if rails is None:
-        choice = choose_rails(discover(), _pins(config))
+        found = judged_by(discover(), provider.devices())
+        choice = choose_rails(found, _pins(config))
         chosen = [_Chosen.of(found) for found in choice.rails]
         if not chosen:
             return None, choice.reason, choice.detail

@@ -41,7 +41,7 @@ class _ProbePair:
         self.device = device
         self.source = source
         self.requester = requester
-        self.windows: WindowPool = device.window_pool()
+        self.windows: WindowPool = device.domain.windows.pool()
         self.blocks: list[RegisteredBlock] = []
 
     @classmethod
@@ -147,6 +147,9 @@ async def probe(device: DeviceContext) -> ProbeResult:
         return ProbeResult(
             PathReason.NO_WINDOWS, f"{device.name} reports no type-2B memory windows"
         )
+    if min(device.limits.max_rd_atomic, device.limits.max_init_rd_atomic) < 1:
+        detail = f"{device.name} serves no READs: max_qp_rd_atom or max_qp_init_rd_atom is 0"
+        return ProbeResult(PathReason.DEVICE_FAILED, detail)
     try:
         pair = await _ProbePair.open(device)
     except (OrbitError, TimeoutError) as error:
@@ -166,9 +169,9 @@ async def probe(device: DeviceContext) -> ProbeResult:
 
 async def _try(pair: _ProbePair) -> ProbeResult:
     device = pair.device
-    parent = await RegisteredBlock.open(device, _SOURCE_BYTES, PARENT_ACCESS)
+    parent = await RegisteredBlock.open(device.domain, _SOURCE_BYTES, PARENT_ACCESS)
     pair.blocks.append(parent)
-    target = await RegisteredBlock.open(device, _WINDOW_BYTES, records.ACCESS_LOCAL_WRITE)
+    target = await RegisteredBlock.open(device.domain, _WINDOW_BYTES, records.ACCESS_LOCAL_WRITE)
     pair.blocks.append(target)
     parent.view[:] = bytes([_BYTE]) * len(parent.view)
     await pair.connect()

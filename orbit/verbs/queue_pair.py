@@ -54,7 +54,7 @@ class RemoteEnd:
     qpn: int
     psn: int
     path_mtu: int
-    rd_atomic: int  # as agreed, both as initiator and as responder
+    rd_atomic: int  # READs in flight, as agreed for the direction that has any
     link_layer: str = "ethernet"
 
 
@@ -71,6 +71,9 @@ class LocalEnd:
     gid: str = ""  # empty: not known
     service_level: int = 0
     traffic_class: int = 0
+    # What the device has: for the direction without READs the agreed number may be too many.
+    initiator_depth_max: int = 255
+    responder_depth_max: int = 255
 
 
 class Retries(Protocol):
@@ -379,8 +382,12 @@ class BulkQueuePair:
 
     def _post_marker(self, *, receive: bool) -> _Marker:
         """One that is refused (the queue is full, the count of an earlier post being unknown) never
-        flushes: then only the completions themselves prove the end.
+        flushes: then only the completions themselves prove the end. One of an earlier drain that
+        is still owed will do.
         """
+        for posting, is_receive in self._outstanding.values():
+            if is_receive is receive and isinstance(posting.on_completion, _Marker):
+                return posting.on_completion
         marker = _Marker()
         if receive:
             posting = Posting("marker", lambda wr_id: records.pack_recv(wr_id, 0, 0, 0), marker)
@@ -432,7 +439,7 @@ def connect_steps(
             path_mtu=remote.path_mtu,
             dest_qpn=remote.qpn,
             rq_psn=remote.psn,
-            max_dest_rd_atomic=remote.rd_atomic,
+            max_dest_rd_atomic=min(remote.rd_atomic, local.responder_depth_max),
             min_rnr_timer=config.min_rnr_timer,
             is_global=ethernet or not _in_one_subnet(local, remote),
             sgid_index=local.gid_index,
@@ -444,7 +451,7 @@ def connect_steps(
         QueuePairAttributes(
             state=records.STATE_RTS,
             sq_psn=local.psn,
-            rd_atomic=remote.rd_atomic,
+            rd_atomic=min(remote.rd_atomic, local.initiator_depth_max),
             timeout=config.qp_timeout,
             retry_cnt=config.retry_cnt,
             rnr_retry=config.rnr_retry,

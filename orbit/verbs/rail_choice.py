@@ -68,6 +68,7 @@ class RailChoice:
     runners_up: tuple[RankedGid, ...]
     nic: int = 0
     numa_node: int = -1
+    pci_bridges: int = 0
     active: bool = True
 
     def __str__(self) -> str:
@@ -209,9 +210,8 @@ def _choose_gid(
         pkey=pkey,
     )
     others = tuple(r for r in ranked if r is not chosen)
-    return [
-        RailChoice(rail, pkey_index, chosen, others, port.nic, device.numa_node, active=port.active)
-    ]
+    place = port.nic, device.numa_node, device.pci_bridges
+    return [RailChoice(rail, pkey_index, chosen, others, *place, active=port.active)]
 
 
 def _partition(port: PortReport, pins: Pins) -> tuple[int, int] | None:

@@ -5,6 +5,7 @@ Pure arithmetic over GIDs, link layers and MTUs. It knows no device and opens no
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 from collections.abc import Sequence
 
@@ -15,9 +16,8 @@ _PATH_MTUS = (4096, 2048, 1024, 512, 256)
 
 def common_prefix_bits(a: str, b: str) -> int:
     """Leading bits that two GIDs share; 0 for text that is no GID."""
-    try:
-        left, right = int(ipaddress.IPv6Address(a)), int(ipaddress.IPv6Address(b))
-    except ValueError:
+    left, right = _number(a), _number(b)
+    if left is None or right is None:
         return 0
     return 128 - (left ^ right).bit_length()
 
@@ -29,10 +29,16 @@ def path_mtu(a: int, b: int) -> int:
 
 
 def is_gid(text: str) -> bool:
+    return bool(_number(text))
+
+
+@functools.lru_cache(maxsize=1024)
+def _number(text: str) -> int | None:
+    """Of a GID; None for text that is none. Remembered: each transfer pairs rails anew."""
     try:
-        return int(ipaddress.IPv6Address(text)) != 0
+        return int(ipaddress.IPv6Address(text))
     except ValueError:
-        return False
+        return None
 
 
 def choose_pair(local: Sequence[RailHint], remote: Sequence[RailHint]) -> tuple[int, int] | None:

@@ -90,6 +90,7 @@ def _facts(device: DeviceContext) -> RailFacts:
         link_layer=device.rail.link_layer,
         detail=device.paused,
         numa_distances=device.state.place.numa_distances,
+        pci_bridges=device.state.place.pci_bridges,
     )
 
 

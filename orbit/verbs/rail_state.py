@@ -41,6 +41,7 @@ class RailPlace:
     nic: int = 0
     numa_node: int = UNKNOWN_NODE
     numa_distances: tuple[tuple[int, int], ...] = ()
+    pci_bridges: int = 0
 
 
 @dataclass(frozen=True, slots=True)

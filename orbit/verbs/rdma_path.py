@@ -39,10 +39,13 @@ from .exposures import Exposures
 from .monitor import Monitor
 from .offload import Offload
 from .path_rails import PathRails
+from .requester import RequesterMember
 from .requester_table import RequesterTable
 from .requesting import Requesting
 from .retention import Retained
+from .rollover import Rollover
 from .settings import RdmaPathConfig
+from .source import SourceMember
 from .source_arrays import SourceArrays
 from .source_runs import parts_of_array
 
@@ -82,11 +85,14 @@ class RdmaPath(PathRails):
         self._requests = Requesting(
             RequesterTable(self._devices, self._context), self.memory, self._context
         )
+        arrays = self._sources, self._requests.arrays
+        self._rollover = Rollover(self._devices, self.memory, arrays, self._context)
         self._companions: list[Closing] = []
         self._gated = False
         self._unproven: Unquiesced | None = None  # of `end_transfers`; nothing is freed after it
         self._closing: asyncio.Task[None] | None = None
         self._monitor.start()
+        self._rollover.start()
 
     @property
     def devices(self) -> tuple[DeviceContext, ...]:
@@ -112,10 +118,12 @@ class RdmaPath(PathRails):
     @property
     def limits(self) -> Limits:
         """For this node's hello: what its weakest device can do."""
+        # A grant needs a receive, and a send slot for its bind.
+        depths = (min(d.config.send_depth, d.config.recv_depth) for d in self._devices)
         return Limits(
             rd_atomic=min((d.limits.max_init_rd_atomic for d in self._devices), default=0),
             max_dest_rd_atomic=min((d.limits.max_rd_atomic for d in self._devices), default=0),
-            grants_max=self._config.width * self._config.recv_depth,
+            grants_max=self._config.width * min(depths, default=0),
             bulk_width=self._config.width,
         )
 
@@ -203,6 +211,7 @@ class RdmaPath(PathRails):
 
     def gate(self) -> None:
         self._gated = True
+        self._rollover.gate()
 
     async def drain(self) -> None:
         await self._exposures.wait_settled()
@@ -229,6 +238,7 @@ class RdmaPath(PathRails):
         if self._unproven is not None:
             raise self._unproven
         try:
+            await self._rollover.close()
             await self.memory.close()
         except (OrbitError, TimeoutError) as error:
             raise Unquiesced(
@@ -236,16 +246,20 @@ class RdmaPath(PathRails):
             ) from error
 
     async def close(self) -> None:
-        """Arrays and companions, pinned memory, devices, in this order, once. Raises Unquiesced:
-        then the rest is left to the end of the process.
+        """Arrays and companions, pinned memory, devices, in this order. Raises Unquiesced: then the
+        rest stays as it is, and a further call looks for the proofs that were missing and goes on.
+        What a device has refused to destroy is kept for good.
         """
         self.gate()
-        if self._closing is None:
+        ended = self._closing is not None and self._closing.done()
+        if self._closing is None or (ended and self._closing.exception() is not None):
             self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)
 
     def statistics(self) -> PathStatistics:
-        histories = [device.windows.history for device in self._devices]
+        domains = [domain for device in self._devices for domain in device.domains]
+        keys_gone = sum(device.key_count for device in self._devices)
+        current = [device.domain.windows.history for device in self._devices]
         counts = asdict(self._context.counters)
         return PathStatistics(
             bind_s=counts.pop("bind_s"),
@@ -253,9 +267,9 @@ class RdmaPath(PathRails):
             counts=counts,
             grants_active=self._sources.grants_active,
             queue_pairs=sum(device.queue_pairs for device in self._devices),
-            windows_parked=sum(len(device.windows.parked) for device in self._devices),
-            window_keys_used=sum(history.keys_used for history in histories),
-            window_keys_remaining=min((h.keys_remaining for h in histories), default=0),
+            windows_parked=sum(len(domain.windows.parked) for domain in domains),
+            window_keys_used=keys_gone + sum(d.windows.history.keys_used for d in domains),
+            window_keys_remaining=min((h.keys_remaining for h in current), default=0),
             registered_bytes=self.memory.registered_bytes,
             unknown_completions=sum(d.lanes.unknown_completions for d in self._devices),
             crossings=self._devices[0].turn.crossings.total if self._devices else 0,
@@ -270,16 +284,26 @@ class RdmaPath(PathRails):
 
     async def _close(self) -> None:
         cause = OrbitError("the path is closed")
-        ends: list[Awaitable[None]] = [self._monitor.close(), self._sources.close()]
+        ends: list[Awaitable[None]] = [
+            self._monitor.close(),
+            self._rollover.close(),
+            self._sources.close(),
+        ]
         ends += self._requests.close(cause)
+        ends += [
+            kept.wait_closed(again=True)
+            for kept in self._context.retained.kept()
+            if isinstance(kept, SourceMember | RequesterMember)
+        ]
         ends += [close() for close in self._companions]
-        _raise_first([*await asyncio.gather(*ends, return_exceptions=True), self._unproven])
+        _raise_first(await asyncio.gather(*ends, return_exceptions=True))
         try:
             await self.memory.close()
             for device in self._devices:
                 await device.close()
         except (DeviceError, TimeoutError) as error:
             raise Unquiesced("the RDMA path", self.memory.registered_bytes, str(error)) from error
+        self._rollover.forget()
         self._exposures.clear()
         self._offload.close()
 

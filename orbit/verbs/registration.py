@@ -1,5 +1,5 @@
-"""Memory that a device may touch: page blocks of our own, ranges registered on several devices in
-as many parts as those allow, and a caller's target for one operation.
+"""Memory that a device may touch: page blocks of our own, ranges registered in several protection
+domains in as many parts as their devices allow, and a caller's target for one operation.
 
 Owns registrations, their charges and whatever keeps the memory alive, so that memory outlives every
 operation on it. It does not know who reads or writes.
@@ -21,7 +21,7 @@ from ..memory.buffer import address_of
 from ..memory.pages import cut, page_range, whole_pages
 from ..model import Address
 from . import records
-from .device import DeviceContext
+from .domain import Domain
 from .provider import NativeRegion
 from .retention import Retained
 
@@ -39,12 +39,12 @@ logger = logging.getLogger("orbit.verbs")
 class KeyHolder(Protocol):
     """What `PinnedBuffer.arena` is on the RDMA path: the registration that the buffer lies in."""
 
-    def region(self, device: DeviceContext) -> NativeRegion | None:
-        """The registration on that device; None where there is none, or none any more."""
+    def region(self, domain: Domain) -> NativeRegion | None:
+        """The registration in that domain; None where there is none, or none any more."""
 
 
 class Segment(NamedTuple):
-    """Bytes under one key of one device."""
+    """Bytes under one key of one domain."""
 
     address: int
     lkey: int
@@ -52,21 +52,21 @@ class Segment(NamedTuple):
 
 
 class RegisteredBlock:
-    """Whole anonymous pages registered on one device, for orbit's own use."""
+    """Whole anonymous pages registered in one domain, for orbit's own use."""
 
-    def __init__(self, device: DeviceContext, memory: mmap.mmap, region: NativeRegion) -> None:
-        self._device = device
+    def __init__(self, domain: Domain, memory: mmap.mmap, region: NativeRegion) -> None:
+        self._domain = domain
         self._region = region
         self.view = memoryview(memory)
         self.address = address_of(self.view)
 
     @classmethod
-    async def open(cls, device: DeviceContext, nbytes: int, access: int) -> RegisteredBlock:
+    async def open(cls, domain: Domain, nbytes: int, access: int) -> RegisteredBlock:
         """Raises DeviceError."""
         memory = mmap.mmap(-1, whole_pages(nbytes))
         address = address_of(memoryview(memory))
-        region = await device.register(address, len(memory), access)
-        return cls(device, memory, region)
+        region = await domain.register(address, len(memory), access)
+        return cls(domain, memory, region)
 
     @property
     def lkey(self) -> int:
@@ -78,33 +78,33 @@ class RegisteredBlock:
 
     async def close(self) -> None:
         """Raises DeviceError; the memory stays then."""
-        await self._device.deregister(self._region)
+        await self._domain.deregister(self._region)
 
 
 class RangePart:
-    """A part of a registration, with one key for each device. A KeyHolder."""
+    """A part of a registration, with one key for each domain. A KeyHolder."""
 
     __slots__ = ("address", "nbytes", "regions")
 
     def __init__(self, address: Address, nbytes: int) -> None:
         self.address = address
         self.nbytes = nbytes
-        self.regions: dict[DeviceContext, NativeRegion] = {}
+        self.regions: dict[Domain, NativeRegion] = {}
 
-    def region(self, device: DeviceContext) -> NativeRegion | None:
-        return self.regions.get(device)
+    def region(self, domain: Domain) -> NativeRegion | None:
+        return self.regions.get(domain)
 
 
 class Registration:
-    """One range on every one of `devices`, or on none. It is cut where a device's limit wants it.
+    """One range in every one of `domains`, or in none. It is cut where a device's limit wants it.
 
-    It keeps `keep` alive and `charge` (of whole pages, for each device) unpaid until every device
-    has confirmed the end; then `on_gone` is called, once.
+    It keeps `keep` alive and `charge` (of whole pages, for each domain) unpaid until every device
+    has confirmed the end; then `on_gone` is called, once. Domains can be added and left meanwhile.
     """
 
     def __init__(
         self,
-        devices: Sequence[DeviceContext],
+        domains: Sequence[Domain],
         address: Address,
         nbytes: int,
         access: int,
@@ -113,34 +113,42 @@ class Registration:
         keep: object,
     ) -> None:
         self.on_gone: Callable[[], None] | None = None
-        self._devices = tuple(devices)
-        limit = min((device.region_bytes_max for device in devices), default=nbytes)
+        limit = min((domain.region_bytes_max for domain in domains), default=nbytes)
         self.parts = tuple(RangePart(*part) for part in cut(address, nbytes, limit))
         self.first_page, self.page_bytes = page_range(address, nbytes)
         self._access = access
-        self._charge = charge
+        self._charges = {domain: charge.split(self.page_bytes) for domain in domains}
         self._retained = retained
         self._keep: object | None = keep
         self._wanted = True
+        self._opened = asyncio.Event()  # or not; decided
+        self._step = asyncio.Lock()  # one change at a time
         self._ending: asyncio.Task[None] | None = None
 
     @property
     def charged_bytes(self) -> int:
         """0 once the last device has confirmed the end."""
-        return self._charge.nbytes if self._charge.live else 0
+        return self.page_bytes * len(self._charges)
+
+    def lacks(self, domain: Domain) -> bool:
+        """It is in use, or about to be, and not in that domain."""
+        return self._ending is None and domain not in self._charges
 
     async def open(self) -> None:
         """To be run in a task that nobody cancels. Raises DeviceError, BusyError (abandoned): what
         was registered is deregistered by then, or retained.
         """
         try:
-            for part in self.parts:
-                if not self._wanted:
-                    raise BusyError("the registration is not wanted any more")
-                await self._open_part(part)
+            async with self._step:
+                for part in self.parts:
+                    if not self._wanted:
+                        raise BusyError("the registration is not wanted any more")
+                    await self._open_part(part, tuple(self._charges))
         except OrbitError as error:
             await self.give_up(str(error))
             raise
+        finally:
+            self._opened.set()
 
     def abandon(self) -> None:
         """`open` need not go on: it ends with BusyError, unless it has got everything already."""
@@ -155,6 +163,32 @@ class Registration:
             self._ending = asyncio.get_running_loop().create_task(self._deregister())
         await asyncio.shield(self._ending)
 
+    async def extend(self, domain: Domain, charge: Charge) -> None:
+        """Register it in a further domain, too, or not at all. One that has ended meanwhile, or was
+        not opened, stays as it is. Raises DeviceError. Not to be cancelled.
+        """
+        await self._opened.wait()
+        async with self._step:
+            if not self.lacks(domain):
+                charge.repay()
+                return
+            self._charges[domain] = charge
+            try:
+                for part in self.parts:
+                    await self._open_part(part, (domain,))
+            except OrbitError:
+                with contextlib.suppress(OrbitError):  # then it stays in it, and charged
+                    await self._leave((domain,))
+                raise
+
+    async def withdraw(self, domain: Domain) -> None:
+        """No work in that domain uses the range any more, and none will. Raises DeviceError: what
+        was refused stays registered and charged.
+        """
+        async with self._step:
+            if domain in self._charges:
+                await self._leave((domain,))
+
     async def give_up(self, cause: str) -> None:
         """Close it for nobody: what cannot be proven to be gone is retained."""
         try:
@@ -168,48 +202,55 @@ class Registration:
         now = asyncio.get_running_loop().time()
         self._retained.add(self, "registered memory", self.page_bytes, cause, now)
 
-    async def _open_part(self, part: RangePart) -> None:
-        """On all devices at once, since each takes as long as the part is large. Raises the first
+    async def _open_part(self, part: RangePart, domains: Sequence[Domain]) -> None:
+        """In all domains at once, since each takes as long as the part is large. Raises the first
         error, when every device has answered: what the others made is in the part.
         """
         # One thread pool serves all devices: it refuses the first call or none.
         begun = {
-            device: device.regions.begin_register(part.address, part.nbytes, self._access)
-            for device in self._devices
+            domain: domain.regions.begin_register(part.address, part.nbytes, self._access)
+            for domain in domains
         }
         if begun:
             await asyncio.wait(begun.values())
-        for device, future in begun.items():
+        for domain, future in begun.items():
             if future.exception() is None:
-                part.regions[device] = future.result()
+                part.regions[domain] = future.result()
         for future in begun.values():
             future.result()
 
-    async def _close_part(self, part: RangePart) -> None:
+    async def _close_part(self, part: RangePart, domains: Sequence[Domain]) -> None:
         """As `_open_part`. What a device refuses to let go of stays in the part."""
         begun = {
-            device: device.regions.begin_deregister(region)
-            for device, region in part.regions.items()
+            domain: domain.regions.begin_deregister(part.regions[domain])
+            for domain in domains
+            if domain in part.regions
         }
         if begun:
             await asyncio.wait(begun.values())
-        for device, future in begun.items():
+        for domain, future in begun.items():
             if future.exception() is None:
-                part.regions.pop(device, None)
+                part.regions.pop(domain, None)
         for future in begun.values():
             future.result()
 
-    async def _deregister(self) -> None:
+    async def _leave(self, domains: Sequence[Domain]) -> None:
+        """Every part is tried. Raises the first DeviceError; else the charges are repaid."""
         first: OrbitError | None = None
         for part in self.parts:
             try:
-                await self._close_part(part)
+                await self._close_part(part, domains)
             except OrbitError as error:
                 first = first or error
         if first is not None:
             raise first
-        if self._charge.live:
-            self._charge.repay()
+        for domain in domains:
+            self._charges.pop(domain).repay()
+
+    async def _deregister(self) -> None:
+        async with self._step:
+            await self._leave(tuple(self._charges))
+        if self._keep is not None:
             self._keep = None
             self._retained.remove(self)
             on_gone, self.on_gone = self.on_gone, None
@@ -272,17 +313,17 @@ def _leave(opening: asyncio.Task[None], registration: Registration) -> None:
 
 
 class TargetRegistration:
-    """A caller's buffer, registered on one device for one operation. Holds the buffer's export, and
+    """A caller's buffer, registered in one domain for one operation. Holds the buffer's export, and
     a charge of the budget for its pages.
     """
 
-    def __init__(self, device: DeviceContext, registration: Registration) -> None:
-        self._device = device
+    def __init__(self, domain: Domain, registration: Registration) -> None:
+        self._domain = domain
         self._registration = registration
 
     @classmethod
     async def open(
-        cls, device: DeviceContext, view: memoryview, budget: Budget, retained: Retained
+        cls, domain: Domain, view: memoryview, budget: Budget, retained: Retained
     ) -> TargetRegistration:
         """Raises BudgetExceeded, DeviceError (ENOMEM: the locked-memory limit). Cancelled: it is
         rolled back before that shows.
@@ -291,7 +332,7 @@ class TargetRegistration:
         address = address_of(held)
         _, pinned_bytes = page_range(address, held.nbytes)
         registration = Registration(
-            (device,),
+            (domain,),
             address,
             held.nbytes,
             records.ACCESS_LOCAL_WRITE,
@@ -301,13 +342,13 @@ class TargetRegistration:
         )
         loop = asyncio.get_running_loop()
         await wait_opened(loop.create_task(registration.open()), registration, lambda: True)
-        return cls(device, registration)
+        return cls(domain, registration)
 
     @property
     def segments(self) -> tuple[Segment, ...]:
         """The buffer in address order, cut where the device's limit wants it."""
         return tuple(
-            Segment(part.address, part.regions[self._device].lkey, part.nbytes)
+            Segment(part.address, part.regions[self._domain].lkey, part.nbytes)
             for part in self._registration.parts
         )
 

@@ -8,8 +8,10 @@ and knows nothing of where the local memory came from.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from ..errors import BusyError, ClosedError, DeviceError, OrbitError, PathFailed, Unquiesced
 from ..model import Direction, PathName, PathReason
@@ -44,6 +46,7 @@ from ..transport.interface import Progress
 from ..transport.timer import DeadlineTimer
 from . import records
 from .admission import SendAdmission, Share
+from .block_places import BlockPlaces
 from .bulk_context import BulkContext
 from .device import DeviceContext
 from .endpoints import EndpointSlot
@@ -51,9 +54,8 @@ from .grant_ends import GrantEnds
 from .outcomes import settle, take_exception
 from .queue_pair import BulkQueuePair, Posting, QueuePairState, RemoteEnd, completion_error
 from .records import Completion
-from .registration import RegisteredBlock, Segment
+from .registration import Segment
 
-_BINDING_STRIDE = 192
 # Send slots beside the shares: a transfer that is given up before it got a share still returns its
 # grant by a receipt.
 _SPARE_SLOTS = 2
@@ -167,6 +169,11 @@ class Transfer:
         """Work requests of this transfer went out, the first of them at that time."""
         self._posted_at = self._posted_at or at
 
+    def post_failed(self, error: OrbitError) -> None:
+        """They did not all go out."""
+        if not self.ended:
+            self.feed(PostFailed(str(error)))
+
     def piece_completed(self, completion: Completion, opcode: str, nbytes: int) -> None:
         if self.ended:
             return
@@ -222,7 +229,8 @@ class Transfer:
                 settle(self.finished)
             case Fail(cause, _):
                 self._let_go()
-                settle(self.finished, PathFailed(PathName.RDMA, PathReason.GET_FAILED, cause))
+                detail = f"{self.member.device.name}: {cause}"  # of several rails, this one
+                settle(self.finished, PathFailed(PathName.RDMA, PathReason.GET_FAILED, detail))
             case KillQueuePair(cause):
                 self.member.abort(OrbitError(cause))
             case Retain(cause):
@@ -235,6 +243,15 @@ class Transfer:
         """Nothing reaches the memory any more: it need not live as long as the receipt's wait."""
         if self.memory is not None:
             self.memory.keep = None
+
+
+class _Round(NamedTuple):
+    """What one transfer posts at once."""
+
+    transfer: Transfer
+    postings: Sequence[Posting]
+    pieces: int
+    receipt: bool
 
 
 class RequesterMember:
@@ -259,6 +276,7 @@ class RequesterMember:
         self.direction = direction
         self.index = index
         self.ends: GrantEnds | None = None  # once connected
+        self.domain = device.domain
         self.queue_pair: BulkQueuePair = device.create_queue_pair(
             self._queue_pair_failed, _INLINE_BYTES
         )
@@ -269,11 +287,11 @@ class RequesterMember:
             config.piece_bytes,
             config.nap_bytes_max,
         )
-        self._bindings: RegisteredBlock | None = None
-        self._free_bindings: list[int] = []
+        self._bindings: BlockPlaces | None = None
         self._slot = slot
         self._on_lost = on_lost
         self._transfers: dict[int, Transfer] = {}
+        self._held: list[_Round] | None = None  # within `one_post`
         self._idle = asyncio.Event()  # nothing that was accepted has not ended
         self._idle.set()
         self._ending: asyncio.Task[None] | None = None
@@ -292,11 +310,7 @@ class RequesterMember:
 
     async def prepare(self) -> None:
         """Register the buffers that bindings are sent from. Raises DeviceError."""
-        depth = self.device.config.send_depth
-        self._bindings = await RegisteredBlock.open(
-            self.device, depth * _BINDING_STRIDE, records.ACCESS_LOCAL_WRITE
-        )
-        self._free_bindings = [slot * _BINDING_STRIDE for slot in range(depth)]
+        self._bindings = await BlockPlaces.open(self.domain, self.device.config.send_depth)
 
     async def connect(self, psn: int, remote: RemoteEnd, ends: GrantEnds, timeout_s: float) -> None:
         """Raises DeviceError, DeadlineExceeded."""
@@ -330,8 +344,15 @@ class RequesterMember:
             transfer.feed(SessionClosed())
         self.abort(cause)
 
-    async def wait_closed(self) -> None:
-        """After `abort`: until everything of it is gone. Raises Unquiesced."""
+    async def wait_closed(self, *, again: bool = False) -> None:
+        """After `abort`: until everything of it is gone. `again`: an end that was not proven is
+        looked for once more; one that the device refused is not. Raises Unquiesced.
+        """
+        unproven = self.queue_pair.state is QueuePairState.FAILED
+        if again and unproven and self._ending is not None and self._ending.done():
+            cause = self.queue_pair.cause or OrbitError("it is over")
+            self._ending = asyncio.get_running_loop().create_task(self._end(cause))
+            self._ending.add_done_callback(take_exception)
         if self._ending is not None:
             await asyncio.shield(self._ending)
 
@@ -341,22 +362,30 @@ class RequesterMember:
 
     # --- effects of the machines ---
 
+    @contextlib.contextmanager
+    def one_post(self) -> Iterator[None]:
+        """What transfers post within is one chain, which leaves at the end."""
+        held = self._held = []
+        try:
+            yield
+        finally:
+            self._held = None
+            if held:
+                self._post(held)
+
     def post(self, transfer: Transfer, pieces: tuple[Piece, ...], *, receipt: bool) -> None:
         try:
             postings = [self._piece(transfer, piece) for piece in pieces]
             if receipt:
                 postings.append(self._receipt(transfer))
-            self.queue_pair.post_send(postings)
-        except (BusyError, ClosedError, DeviceError) as error:
-            if not transfer.ended:
-                transfer.feed(PostFailed(str(error)))
+        except (BusyError, ClosedError) as error:
+            transfer.post_failed(error)
             return
-        transfer.posted(self.queue_pair.posted_at)
-        if self.direction is Direction.READ:
-            self.context.counters.reads += len(pieces)
+        round_ = _Round(transfer, postings, len(pieces), receipt)
+        if self._held is None:
+            self._post([round_])
         else:
-            self.context.counters.writes += len(pieces)
-        self.context.counters.receipts_sent += receipt
+            self._held.append(round_)
 
     def release(self, transfer: Transfer) -> None:
         """The transfer has ended."""
@@ -398,10 +427,10 @@ class RequesterMember:
 
     def _receipt(self, transfer: Transfer) -> Posting:
         """The binding leaves inline where the device granted that, else from registered memory."""
-        block, ends = self._bindings, self.ends
-        if block is None or ends is None or not self._free_bindings:
+        places, ends = self._bindings, self.ends
+        if places is None or ends is None or not places.free:
             raise BusyError("no buffer for a receipt")
-        offset = self._free_bindings.pop()
+        block, offset = places.block, places.free.pop()
         block.view[offset : offset + BINDING_BYTES] = transfer.record.binding().encode(
             ends.session_key
         )
@@ -415,10 +444,26 @@ class RequesterMember:
             )
 
         def completed(completion: Completion) -> None:
-            self._free_bindings.append(offset)
+            places.free.append(offset)
             transfer.receipt_completed(completion)
 
         return Posting("receipt", pack, completed)
+
+    def _post(self, rounds: Sequence[_Round]) -> None:
+        try:
+            self.queue_pair.post_send([posting for one in rounds for posting in one.postings])
+        except (BusyError, ClosedError, DeviceError) as error:
+            for one in rounds:
+                one.transfer.post_failed(error)
+            return
+        counters, reads = self.context.counters, self.direction is Direction.READ
+        for one in rounds:
+            one.transfer.posted(self.queue_pair.posted_at)
+            if reads:
+                counters.reads += one.pieces
+            else:
+                counters.writes += one.pieces
+            counters.receipts_sent += one.receipt
 
     # --- what the device says ---
 
@@ -454,6 +499,7 @@ class RequesterMember:
         except (DeviceError, TimeoutError) as error:
             self._retain_self(str(error))
             raise Unquiesced(str(self), 0, str(error)) from error
+        self.context.retained.remove(self)
 
     def _retain_self(self, cause: str) -> None:
         self._slot.keep()

@@ -34,6 +34,9 @@ from .settings import RdmaPathConfig
 # An offer that was made on an array is answered by then, or its grant fails as if the queue pair
 # had died on the way.
 EVICT_AFTER_S = 1.0
+# So long it may go on being used in a protection domain that was left. It costs no keys here, but
+# the domain holds registrations.
+LEAVE_AFTER_S = 10.0
 
 _DIALS_MAX = 2  # of one who waits: the second one for members that died as they were made
 
@@ -62,7 +65,9 @@ class RequesterArray:
     """
 
     def __init__(self, name: ArrayName, find_pair: FindPair, context: BulkContext) -> None:
+        ours, theirs = context.config.width, name.session.peer_hello.limits.bulk_width
         self.name = name
+        self.width = min(ours, theirs or ours)  # members when it is whole: what both sides can
         self.failure: BaseException | None = None  # of the last dial that failed
         self._find_pair = find_pair
         self._context = context
@@ -78,12 +83,6 @@ class RequesterArray:
         self._closed = False
 
     # --- what it is, from facts at hand ---
-
-    @property
-    def width(self) -> int:
-        """Members that it has when it is whole: what both sides can."""
-        ours, theirs = self._context.config.width, self.name.session.peer_hello.limits.bulk_width
-        return min(ours, theirs or ours)
 
     @property
     def pair(self) -> RailPair:
@@ -105,6 +104,13 @@ class RequesterArray:
         return not any(member.load for member in self._members.values())
 
     @property
+    def old_since(self) -> float:
+        """Since when a member is in a protection domain that was left, by the loop's clock;
+        infinite: none is.
+        """
+        return min((m.domain.left_at for m in self._members.values()), default=math.inf)
+
+    @property
     def endpoints(self) -> int:
         """Slots that its end gives back."""
         return len(self._members)
@@ -118,7 +124,8 @@ class RequesterArray:
         if self._closed:
             return PathReason.NOT_CONFIGURED
         if self.ready:
-            return PathReason.OK
+            old = asyncio.get_running_loop().time() >= self.old_since + LEAVE_AFTER_S
+            return PathReason.WINDOW_KEYS if old else PathReason.OK
         try:
             self._find_pair(None)
         except PathUnavailable as error:
@@ -198,6 +205,7 @@ class RequesterArray:
                 # A late notice about an earlier connection hits nothing.
                 if ends.source_connection != notice.connection:
                     continue
+                member.queue_pair.lane.poll()  # it may have ended what has done its work
                 member.abort(OrbitError("the source ended the queue pair"))
 
     def evict(self) -> None:

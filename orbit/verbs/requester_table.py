@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Awaitable, Iterator, Sequence
 
 from ..errors import OrbitError, PathUnavailable
@@ -86,7 +87,7 @@ class RequesterTable:
                 raise PathUnavailable(PathName.RDMA, PathReason.PORT_DOWN, detail)
         except BaseException:
             if private:
-                self._abandon(array)
+                self._abandon(array, "its requester gave up")
             raise
         return array.name.number
 
@@ -118,19 +119,32 @@ class RequesterTable:
         self._routes.clear()
         return [array.close(cause) for array in arrays]
 
+    def leave_old_domains(self) -> None:
+        """See `rollover.Leaving`. Arrays that nothing is on, and that no grant is on its way to."""
+        now = asyncio.get_running_loop().time()
+        for array in [a for a in self._arrays.values() if a.idle and a.old_since < math.inf]:
+            if now < array.evictable_at:
+                continue
+            if array.name.number in DEFAULT_ARRAYS.values():
+                array.evict()  # dialed anew under its number
+            else:
+                self._abandon(array, "its protection domain has no window keys left")
+
     def _shared(
         self, session: Session, direction: Direction, route: RailRoute, find_pair: FindPair
     ) -> RequesterArray:
-        """The default array where it is between the same rails, so that both uses share it."""
+        """The default array where it is between the same rails, so that both uses share it. None
+        that is in a protection domain that was left: a new number costs nobody anything.
+        """
         pair, default = find_pair(None), self.default(session, direction)
         try:
-            if default.pair == pair:
+            if default.pair == pair and default.old_since == math.inf:
                 return default
         except PathUnavailable:
             pass  # it has no rails at all
         key = session.attempt, direction, route.rail.nic, route.remote_gid
         array = self._routes.get(key)
-        if array is None:
+        if array is None or array.old_since < math.inf:
             name = ArrayName(session, direction, next(self._numbers))
             array = self._routes[key] = self._make(name, find_pair)
         return array
@@ -141,17 +155,19 @@ class RequesterTable:
             self._arrays[name.session.attempt, name.number] = array
         return array
 
-    def _abandon(self, array: RequesterArray) -> None:
-        """A private array that its requester never got: it ends in the background, and stays known
-        where its end is not proven.
+    def _abandon(self, array: RequesterArray, why: str) -> None:
+        """One that nobody will ask for again: it ends in the background, and stays known where its
+        end is not proven.
         """
+        for route in [route for route, known in self._routes.items() if known is array]:
+            del self._routes[route]
         key = array.name.session.attempt, array.name.number
 
         def gone(ending: asyncio.Task[None]) -> None:
             if not ending.cancelled() and ending.exception() is None:
                 self._arrays.pop(key, None)
 
-        array.begin_end(OrbitError("its requester gave up")).add_done_callback(gone)
+        array.begin_end(OrbitError(why)).add_done_callback(gone)
 
     def _idle(self) -> list[IdleArray]:
         return [array for array in self._arrays.values() if array.idle]

@@ -39,5 +39,9 @@ class Retained:
         """The proof has come. Unknown objects are ignored."""
         self._entries.pop(id(keep), None)
 
+    def kept(self) -> tuple[object, ...]:
+        """What is kept alive."""
+        return tuple(keep for keep, _ in self._entries.values())
+
     def items(self) -> tuple[RetainedItem, ...]:
         return tuple(item for _, item in self._entries.values())

@@ -23,7 +23,7 @@ from .provider import (
     PortFacts,
     QueuePairCaps,
 )
-from .records import ATTR
+from .records import ATTR, STATE_RTR, STATE_RTS
 from .scripted_fabric import (
     ANY_OPCODE,
     FOREVER,
@@ -121,6 +121,13 @@ class ScriptedQueuePair(ScriptedObject):
 
     def modify(self, attributes: QueuePairAttributes) -> None:
         self._device.check_verb("modify_qp")
+        limits = self._device.facts.limits
+        if attributes.state == STATE_RTR:
+            self._device.check_limit(
+                "modify_qp", attributes.max_dest_rd_atomic, limits.max_rd_atomic
+            )
+        elif attributes.state == STATE_RTS:
+            self._device.check_limit("modify_qp", attributes.rd_atomic, limits.max_init_rd_atomic)
         self._device.fabric.turn.modify(self._native, attributes, self._device.name)
 
 
@@ -147,6 +154,7 @@ class ScriptedDomain(ScriptedObject):
         return ScriptedWindow(self._device, self._make("alloc_mw", "fake_mw_new"), "dealloc_mw")
 
     def create_shared_receive(self, depth: int) -> ScriptedSharedReceive:
+        self._device.check_limit("create_srq", depth, self._device.facts.limits.max_shared_receives)
         native = self._make("create_srq", "fake_srq_new", depth)
         return ScriptedSharedReceive(self._device, native, "destroy_srq")
 
@@ -157,6 +165,10 @@ class ScriptedDomain(ScriptedObject):
         caps: QueuePairCaps,
         shared_receive: NativeSharedReceive | None = None,
     ) -> ScriptedQueuePair:
+        facts = self._device.facts
+        depth = max(caps.send_depth, caps.recv_depth)
+        self._device.check_limit("create_qp", depth, facts.limits.max_qp_wr)
+        self._device.check_limit("create_qp", caps.inline_bytes, facts.inline_max)
         asked = _CAPS.pack(caps.send_depth, caps.recv_depth, caps.inline_bytes)
         buffer = ctypes.create_string_buffer(asked, len(asked))
         shared = shared_receive.native if shared_receive is not None else 0
@@ -237,6 +249,7 @@ class ScriptedContext(ScriptedObject):
         return ScriptedChannel(self._device, native, "destroy_comp_channel")
 
     def create_cq(self, depth: int, channel: NativeChannel) -> ScriptedObject:
+        self._device.check_limit("create_cq", depth, self._device.facts.limits.max_cqe)
         native = self._make("create_cq", "fake_cq_new", depth, channel.native)
         return ScriptedObject(self._device, native, "destroy_cq")
 

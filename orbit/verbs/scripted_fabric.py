@@ -27,6 +27,8 @@ ANY_OPCODE = 255
 RECEIVE = 64  # the `opcode` of a rule for receives
 FOREVER = 0xFFFFFFFF
 
+_EINVAL = 22
+
 _HOLD, _LOSE, _DUPLICATE, _FAIL, _DELAY, _REFUSE = range(1, 7)
 _RULE = struct.Struct("=6I")
 _COUNTERS = struct.Struct("=10Q")
@@ -221,6 +223,11 @@ class ScriptedDevice(ScriptedPort):
             failure.left -= 1
             raise DeviceError(self.name, verb, failure.errno, "scripted")
 
+    def check_limit(self, verb: str, asked: int, limit: int) -> None:
+        """As a device does it that has no more."""
+        if asked > limit:
+            raise DeviceError(self.name, verb, _EINVAL, f"{asked} asked, it has {limit}")
+
     # -- what happened
 
     def raise_event(self, kind: AsyncEventKind, about: NativeObject | None = None) -> None:
@@ -235,6 +242,11 @@ class ScriptedDevice(ScriptedPort):
         address = ctypes.addressof(buffer)
         self.fabric.library.call("fake_device_counters", self.native, address)
         return FakeCounters(*_COUNTERS.unpack(buffer.raw))
+
+    def reaches(self, address: int, nbytes: int) -> int:
+        """How many ways it still has to these bytes: windows that are bound over them, and work
+        that names them and whose end nobody has seen."""
+        return self._call("fake_device_reaches", address, nbytes)
 
     @property
     def panicked(self) -> bool:

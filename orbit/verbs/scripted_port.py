@@ -39,6 +39,7 @@ class Facts:
     lid: int = 0  # else an InfiniBand port
     pkeys: tuple[int, ...] = (0xFFFF,)
     message_bytes_max: int = 1 << 30
+    inline_max: int = 512
 
 
 class ScriptedPort:

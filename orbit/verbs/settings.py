@@ -14,6 +14,7 @@ from ..errors import ConfigError
 
 PIECE_BYTES = 1 << 20
 INFLIGHT_BYTES = 4 << 20
+_SPIN_MODE_US = 50  # about what one wake-up of an event loop costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class RdmaPathConfig:
 
     width: int = 2  # queue pairs per array: one aborted grant leaves the other serving
     num_lanes: int = 2  # completion queues of each device, at most
-    progress: str = "event"  # "polling": a native thread for each lane; "spin" is for messages
+    progress: str = "event"  # "polling": a native thread for each lane
     endpoints_max: int = 64  # queue pairs in both roles, all peers together
     arrays_per_session_max: int = 64
     send_depth: int = 64
@@ -99,9 +100,11 @@ class RdmaPathConfig:
 
     @property
     def effective_spin_us(self) -> int:
-        """0 on one or two cores unless set."""
+        """0 on one or two cores unless asked for."""
         if self.spin_us is not None:
             return self.spin_us
+        if self.progress == "spin":
+            return _SPIN_MODE_US
         return 0 if (os.cpu_count() or 1) <= 2 else 20
 
 
@@ -112,7 +115,7 @@ _BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("arrays_per_session_max", 1, 4096),
     ("send_depth", 4, 16_384),
     ("recv_depth", 1, 16_384),
-    ("cq_depth", 16, 32_767),
+    ("cq_depth", 5, 32_767),  # of a device with short queues
     ("piece_bytes", 1, 1 << 30),
     ("inflight_bytes", 1, 1 << 34),
     ("rd_atomic", 1, 255),

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ..errors import BusyError, ClosedError, DeviceError, OrbitError, PathUnavailable, Unquiesced
 from ..model import Direction, PathName
@@ -51,6 +52,7 @@ from ..protocol.grants import (
 from ..transport.interface import PinnedBuffer
 from ..transport.timer import DeadlineTimer
 from . import records
+from .block_places import BlockPlaces
 from .bulk_context import BulkContext
 from .device import DeviceContext
 from .endpoints import EndpointSlot
@@ -58,13 +60,19 @@ from .grant_ends import GrantEnds, GrantPart
 from .outcomes import settle, take_exception
 from .queue_pair import BulkQueuePair, Posting, QueuePairState, RemoteEnd, completion_error
 from .records import Completion
-from .registration import RegisteredBlock
 from .status import WR_FLUSH_ERR
 from .windows import FreshWindow, WindowPool
 
 logger = logging.getLogger("orbit.verbs")
 
-_RECEIVE_STRIDE = 192  # a binding of 141 bytes, on its own cache lines
+
+class MemberNews(NamedTuple):
+    """What a queue pair tells its array. `unused`: nothing is left to do, in a domain that was
+    left.
+    """
+
+    lost: Callable[[SourceMember], None]
+    unused: Callable[[], None]
 
 
 class SourceGrant:
@@ -164,23 +172,23 @@ class SourceMember:
         device: DeviceContext,
         slot: EndpointSlot,
         context: BulkContext,
-        on_lost: Callable[[SourceMember], None],
+        tell: MemberNews,
     ) -> None:
         """The slot is this queue pair's from here on. Raises DeviceError, ClosedError, and then it
         is not.
         """
         self.device = device
+        self.domain = device.domain
         self.ends: GrantEnds | None = None  # once connected
         self.queue_pair: BulkQueuePair = device.create_queue_pair(self._queue_pair_failed)
-        self._windows: WindowPool = device.window_pool()
-        self._receives: RegisteredBlock | None = None
-        self._free_receives: list[int] = []
+        self._windows: WindowPool = self.domain.windows.pool()
+        self._receives: BlockPlaces | None = None
         self._reserved = 0  # grants whose bind is not posted yet
         self.found_dead = False  # a bind met a queue pair that had died, and nobody had noticed
         self._chain: list[tuple[SourceGrant, Posting]] = []  # binds that are posted next
         self._slot = slot
         self._context = context
-        self._on_lost = on_lost
+        self._tell = tell
         self._grants: dict[int, SourceGrant] = {}  # by id; every grant that has not ended
         self._by_key: dict[int, SourceGrant] = {}  # receipt not seen yet
         self._ending: asyncio.Task[None] | None = None
@@ -200,15 +208,11 @@ class SourceMember:
     def has_room(self) -> bool:
         """For one more grant: a send slot for its bind and a receive for its receipt."""
         binds = self.queue_pair.send_free - self._reserved
-        return self.ready and binds > 0 and bool(self._free_receives)
+        return self.ready and binds > 0 and self._receives is not None and bool(self._receives.free)
 
     async def prepare(self) -> None:
         """Register the receive buffers. Raises DeviceError."""
-        depth = self.device.config.recv_depth
-        self._receives = await RegisteredBlock.open(
-            self.device, depth * _RECEIVE_STRIDE, records.ACCESS_LOCAL_WRITE
-        )
-        self._free_receives = [slot * _RECEIVE_STRIDE for slot in range(depth)]
+        self._receives = await BlockPlaces.open(self.domain, self.device.config.recv_depth)
 
     async def connect(self, psn: int, remote: RemoteEnd, ends: GrantEnds, timeout_s: float) -> None:
         """Raises DeviceError, DeadlineExceeded."""
@@ -224,11 +228,11 @@ class SourceMember:
         """A grant over `length` bytes of `pinned` that is not begun. The member has room. Raises
         PathUnavailable.
         """
-        if self.ends is None:
+        if self.ends is None or self._receives is None:
             raise ClosedError(str(self))
         window = self._windows.take()
         record = self.ends.record(part, pinned.address, length, window.key)
-        receive = self._free_receives.pop()
+        receive = self._receives.free.pop()
         grant = SourceGrant(self, record, window, pinned, parent, receive, self._context.timeouts)
         self._grants[id(grant)] = grant
         self._by_key[window.key] = grant
@@ -277,8 +281,15 @@ class SourceMember:
             grant.feed(SessionClosed())
         self.abort(cause)
 
-    async def wait_closed(self) -> None:
-        """After `abort`: until everything of it is gone. Raises Unquiesced."""
+    async def wait_closed(self, *, again: bool = False) -> None:
+        """After `abort`: until everything of it is gone. `again`: an end that was not proven is
+        looked for once more; one that the device refused is not. Raises Unquiesced.
+        """
+        unproven = self.queue_pair.state is QueuePairState.FAILED
+        if again and unproven and self._ending is not None and self._ending.done():
+            cause = self.queue_pair.cause or OrbitError("it is over")
+            self._ending = asyncio.get_running_loop().create_task(self._end(cause))
+            self._ending.add_done_callback(take_exception)
         if self._ending is not None:
             await asyncio.shield(self._ending)
 
@@ -318,7 +329,8 @@ class SourceMember:
         if self._receives is None or grant.receive is None:
             grant.feed(ReceiveRefused("no receive buffer is free"))
             return
-        block, offset = self._receives, grant.receive
+        places, offset = self._receives, grant.receive
+        block = places.block
 
         def pack(wr_id: int) -> bytes:
             # Exactly a binding's length: a longer message is a length error and kills the pair.
@@ -326,7 +338,7 @@ class SourceMember:
 
         def received(completion: Completion) -> None:
             data = bytes(block.view[offset : offset + BINDING_BYTES])
-            self._free_receives.append(offset)
+            places.free.append(offset)
             if completion.status == 0:
                 self._receipt(completion, data)
 
@@ -356,10 +368,12 @@ class SourceMember:
         self._by_key.pop(grant.record.key, None)
         self._context.retained.remove(grant)
         receive, grant.receive = grant.receive, None
-        if receive is not None:
-            self._free_receives.append(receive)
+        if receive is not None and self._receives is not None:
+            self._receives.free.append(receive)
         if not self._grants:
             self._slot.idle()
+            if self.domain.left:
+                self._tell.unused()
 
     def retain(self, grant: SourceGrant, cause: str) -> None:
         now = asyncio.get_running_loop().time()
@@ -393,7 +407,7 @@ class SourceMember:
             self._slot.leave()
             self._ending = asyncio.get_running_loop().create_task(self._end(cause))
             self._ending.add_done_callback(take_exception)
-            self._on_lost(self)
+            self._tell.lost(self)
 
     async def _end(self, cause: OrbitError) -> None:
         """ERR and drain; then the windows; then the queue pair. In this order, or an rxe kernel
@@ -417,8 +431,14 @@ class SourceMember:
         except (DeviceError, TimeoutError) as error:
             self._retain_self(str(error))
             raise Unquiesced(str(self), 0, str(error)) from error
+        self._context.retained.remove(self)
 
     def _retain_self(self, cause: str) -> None:
         self._slot.keep()
         now = asyncio.get_running_loop().time()
         self._context.retained.add(self, str(self), 0, cause, now)
+
+
+def is_unused(member: SourceMember) -> bool:
+    """Nobody would notice its end: every receipt of its grants was seen."""
+    return all(grant.ended or grant.receipted for grant in member._grants.values())

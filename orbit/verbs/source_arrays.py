@@ -39,13 +39,15 @@ from .endpoints import EndpointSlot, IdleArray
 from .grant_ends import GrantEnds
 from .queue_pair import RemoteEnd
 from .rail_pairs import is_gid, path_mtu
-from .source import SourceMember
+from .source import MemberNews, SourceMember, is_unused
 
 # The array that a requester builds for each direction. A source that knows READ only must not take
 # the one for WRITEs for the other.
 DEFAULT_ARRAYS: Final[Mapping[Direction, int]] = {Direction.READ: 0, Direction.WRITE: 1}
 MEMBERS_MAX = 16  # of one array; a requester that asks for more is refused
 _QPN_MAX = 0xFF_FFFF
+# Who has not asked for a grant this long need not find a queue pair when it asks again: it dials.
+_QUIET_S = 1.0
 
 
 class SourceArray:
@@ -63,6 +65,7 @@ class SourceArray:
         self.connecting = asyncio.Lock()
         self.closed = False
         self.last_used = 0.0  # the loop's clock
+        self._replacing = False  # members ended, since their domain was left; none was made anew
 
     @property
     def idle(self) -> bool:
@@ -78,6 +81,47 @@ class SourceArray:
     @property
     def evictable_at(self) -> float:
         return self.last_used
+
+    def least_used(self) -> SourceMember:
+        """Of the members with room, the one for the next grant. Raises PathUnavailable."""
+        ready = [member for member in self.members.values() if member.ready]
+        if not ready:
+            reason = PathReason.WINDOW_KEYS if self._replacing else PathReason.CONNECT_FAILED
+            detail = f"array {self.array_id} is not connected"
+            raise PathUnavailable(PathName.RDMA, reason, detail)
+        free = [member for member in ready if member.has_room]
+        if not free:
+            detail = f"{sum(m.load for m in ready)} grants outstanding"
+            raise PathUnavailable(PathName.RDMA, PathReason.WINDOWS_BUSY, detail)
+        here = [member for member in free if not member.domain.left]
+        if here:
+            return min(here, key=lambda member: member.load)
+        return max(free, key=lambda member: member.load)  # so that the others run empty
+
+    def connected(self, members: Mapping[int, SourceMember]) -> None:
+        self.members.update(members)
+        self.last_used = asyncio.get_running_loop().time()
+        self._replacing = False
+        self.leave_old_domains()
+
+    def leave_old_domains(self) -> None:
+        """End the members without work whose domain was left. One of them stays until its requester
+        has made others, which it does as soon as it hears of the first end; unless nobody asks for
+        grants, or it has no keys to give.
+        """
+        ready = [member for member in self.members.values() if member.ready]
+        left = [member for member in ready if member.domain.left]
+        if not left:
+            return
+        quiet = asyncio.get_running_loop().time() - self.last_used >= _QUIET_S
+        alone = len(self.members) == 1 and not self._replacing
+        spent = any(member.domain.windows.history.ran_out for member in left)
+        kept = 0 if len(left) < len(ready) or quiet or alone or spent else 1
+        unused = [member for member in left if is_unused(member)]
+        busy = len(left) - len(unused)
+        for member in unused[max(0, kept - busy) :]:
+            self._replacing = True
+            member.abort(OrbitError("its protection domain has no window keys left"))
 
     def poll(self) -> None:
         """Look for receipts, which make room and end grants well."""
@@ -127,22 +171,16 @@ class SourceArrays:
         """
         array_id = array_id or DEFAULT_ARRAYS[direction]
         array = self._arrays.get((session.attempt, array_id))
-        fits = array is not None and array.direction == direction
-        ready = [m for m in array.members.values() if m.ready] if array and fits else []
-        if not ready:
-            raise PathUnavailable(
-                PathName.RDMA, PathReason.CONNECT_FAILED, f"array {array_id} is not connected"
-            )
-        if array is not None:
-            array.last_used = asyncio.get_running_loop().time()
-        free = [member for member in ready if member.has_room]
-        if not free:
-            raise PathUnavailable(
-                PathName.RDMA,
-                PathReason.WINDOWS_BUSY,
-                f"{sum(m.load for m in ready)} grants outstanding",
-            )
-        return min(free, key=lambda member: member.load)
+        if array is None or array.direction != direction:
+            detail = f"array {array_id} is not connected"
+            raise PathUnavailable(PathName.RDMA, PathReason.CONNECT_FAILED, detail)
+        array.last_used = asyncio.get_running_loop().time()
+        return array.least_used()
+
+    def leave_old_domains(self) -> None:
+        """See `rollover.Leaving`."""
+        for array in self._arrays.values():
+            array.leave_old_domains()
 
     async def connect(self, session: Session, request: ConnectBulkRequest) -> ConnectBulkReply:
         """Build the asked members and connect them; members that they replace are ended first.
@@ -278,7 +316,10 @@ class SourceArrays:
             for theirs in request.members:
                 self._check_open(array.session, array)
                 member = SourceMember(
-                    device, slots[-1], self._context, lambda lost: self._lost(array, lost)
+                    device,
+                    slots[-1],
+                    self._context,
+                    MemberNews(lambda lost: self._lost(array, lost), array.leave_old_domains),
                 )
                 slots.pop()
                 mine = BulkMember(
@@ -314,8 +355,7 @@ class SourceArrays:
                 reason = "port_down" if isinstance(error, PathUnavailable) else "busy"
                 raise PeerRefused(reason, str(error)) from error
             raise
-        array.members.update({mine.index: member for mine, member in built})
-        array.last_used = asyncio.get_running_loop().time()
+        array.connected({mine.index: member for mine, member in built})
         return ConnectBulkReply(
             rail=device.rail,
             members=tuple(mine for mine, _ in built),

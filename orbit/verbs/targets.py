@@ -1,5 +1,5 @@
 """The consumer's end of a transfer: memory that a pull fills or a push empties, made reachable for
-the devices that take part in it.
+the domains that take part in it.
 
 Owns the choice for each piece, and what was taken for it until it is finished with: pinned memory
 as it is, a copy through the pool below the crossover, a registration for the operation above it,
@@ -19,7 +19,7 @@ from ..transport.copying import copy_bytes
 from ..transport.interface import PinnedBuffer, Span, Target
 from .arena_pool import ArenaPool
 from .counters import PathCounters
-from .device import DeviceContext
+from .domain import Domain
 from .provider import NativeRegion
 from .registration import Segment, TargetRegistration
 from .requester import LocalMemory
@@ -29,18 +29,18 @@ Piece = Span | Target
 _NO_ROOM = (BusyError, BudgetExceeded, DeviceError, TimeoutError)
 
 
-Devices = Sequence[DeviceContext]
+Domains = Sequence[Domain]
 
 
 class PreparedPiece:
-    """One piece: where each device reaches it, and what was taken to make that so."""
+    """One piece: by which keys each domain reaches it, and what was taken to make that so."""
 
     __slots__ = ("bounce", "registrations", "segments", "view")
 
     def __init__(
         self,
         view: memoryview,
-        segments: Mapping[DeviceContext, Sequence[Segment]],
+        segments: Mapping[Domain, Sequence[Segment]],
         bounce: PinnedBuffer | None = None,
         registrations: Sequence[TargetRegistration] = (),
     ) -> None:
@@ -58,15 +58,15 @@ class PreparedMemory:
         pool: ArenaPool,
         direction: Direction,
         pieces: Sequence[PreparedPiece],
-        devices: Devices,
+        domains: Domains,
     ) -> None:
         self._pool = pool
         self._direction = direction
         self._pieces = pieces
         # Not `self`: a cycle would hold the caller's buffer until the garbage collector runs.
         self.memory = {
-            device: LocalMemory([s for piece in pieces for s in piece.segments[device]], pieces)
-            for device in devices
+            domain: LocalMemory([s for piece in pieces for s in piece.segments[domain]], pieces)
+            for domain in domains
         }
 
     @property
@@ -92,7 +92,7 @@ class PreparedMemory:
 
 
 class Targets:
-    """Prepares the consumer's memory on any of the path's devices."""
+    """Prepares the consumer's memory on any of the path's domains."""
 
     def __init__(self, pool: ArenaPool, crossover_bytes: int, counters: PathCounters) -> None:
         self._pool = pool
@@ -100,71 +100,71 @@ class Targets:
         self._counters = counters
 
     def prepare_nowait(
-        self, devices: Devices, pieces: Sequence[Piece], direction: Direction
+        self, domains: Domains, pieces: Sequence[Piece], direction: Direction
     ) -> PreparedMemory | None:
         """Pinned memory, or pieces of the pool where a copy is cheaper; None: `prepare` it."""
         prepared: list[PreparedPiece] = []
         for piece in pieces:
-            ready = self._pinned(devices, piece)
+            ready = self._pinned(domains, piece)
             if ready is None and piece.view.nbytes < self._crossover_bytes:
-                ready = self._bounced_nowait(devices, piece, direction)
+                ready = self._bounced_nowait(domains, piece, direction)
             if ready is None:
                 self._take_back(prepared)
                 return None
             prepared.append(ready)
         self._count(prepared)
-        return PreparedMemory(self._pool, direction, prepared, devices)
+        return PreparedMemory(self._pool, direction, prepared, domains)
 
     async def prepare(
-        self, devices: Devices, pieces: Sequence[Piece], direction: Direction
+        self, domains: Domains, pieces: Sequence[Piece], direction: Direction
     ) -> PreparedMemory:
         """All pieces or none. Raises PathFailed (pool_exhausted) when no way is open for one."""
         prepared: list[PreparedPiece] = []
         try:
             for piece in pieces:
-                ready = self._pinned(devices, piece)
-                prepared.append(ready or await self._unpinned(devices, piece, direction))
+                ready = self._pinned(domains, piece)
+                prepared.append(ready or await self._unpinned(domains, piece, direction))
         except BaseException:
             await PreparedMemory(self._pool, direction, prepared, ()).discard()
             raise
         self._count(prepared)
-        return PreparedMemory(self._pool, direction, prepared, devices)
+        return PreparedMemory(self._pool, direction, prepared, domains)
 
     async def _unpinned(
-        self, devices: Devices, piece: Piece, direction: Direction
+        self, domains: Domains, piece: Piece, direction: Direction
     ) -> PreparedPiece:
         first, second = self._copied, self._registered
         if piece.view.nbytes >= self._crossover_bytes:
             first, second = second, first
         try:
-            return await first(devices, piece, direction)
+            return await first(domains, piece, direction)
         except _NO_ROOM:
             pass  # no room, or the locked-memory limit: the other way may still be open
         try:
-            return await second(devices, piece, direction)
+            return await second(domains, piece, direction)
         except _NO_ROOM as error:
             raise PathFailed(PathName.RDMA, PathReason.POOL_EXHAUSTED, str(error)) from error
 
-    def _pinned(self, devices: Devices, piece: Piece) -> PreparedPiece | None:
+    def _pinned(self, domains: Domains, piece: Piece) -> PreparedPiece | None:
         pinned = piece.pinned
-        segments = None if pinned is None else _segments(devices, pinned, piece.view.nbytes)
+        segments = None if pinned is None else _segments(domains, pinned, piece.view.nbytes)
         return None if segments is None else PreparedPiece(piece.view, segments)
 
     def _bounced_nowait(
-        self, devices: Devices, piece: Piece, direction: Direction
+        self, domains: Domains, piece: Piece, direction: Direction
     ) -> PreparedPiece | None:
         try:
             buffer = self._pool.allocate_nowait(piece.view.nbytes)
         except (BusyError, BudgetExceeded):
             return None
-        ready = self._bounced(devices, piece, buffer)
+        ready = self._bounced(domains, piece, buffer)
         if direction is Direction.WRITE:
             buffer.view[:] = piece.view
         return ready
 
-    async def _copied(self, devices: Devices, piece: Piece, direction: Direction) -> PreparedPiece:
+    async def _copied(self, domains: Domains, piece: Piece, direction: Direction) -> PreparedPiece:
         buffer = await self._pool.allocate(piece.view.nbytes)
-        ready = self._bounced(devices, piece, buffer)
+        ready = self._bounced(domains, piece, buffer)
         if direction is Direction.WRITE:
             try:
                 await copy_bytes(piece.view, buffer.view)
@@ -173,21 +173,21 @@ class Targets:
                 raise
         return ready
 
-    def _bounced(self, devices: Devices, piece: Piece, buffer: PinnedBuffer) -> PreparedPiece:
-        segments = _segments(devices, buffer, piece.view.nbytes)
+    def _bounced(self, domains: Domains, piece: Piece, buffer: PinnedBuffer) -> PreparedPiece:
+        segments = _segments(domains, buffer, piece.view.nbytes)
         if segments is None:
             self._pool.free(buffer)
-            raise BusyError("the pool is not registered on every device")
+            raise BusyError("the pool is not registered in every domain")
         return PreparedPiece(piece.view, segments, bounce=buffer)
 
     async def _registered(
-        self, devices: Devices, piece: Piece, direction: Direction
+        self, domains: Domains, piece: Piece, direction: Direction
     ) -> PreparedPiece:
         view = piece.view
         if view.readonly:
             raise BusyError("a read-only source is copied, never registered")
-        made = await _all_or_none([self._pool.register_target(device, view) for device in devices])
-        segments = {device: one.segments for device, one in zip(devices, made, strict=True)}
+        made = await _all_or_none([self._pool.register_target(domain, view) for domain in domains])
+        segments = {domain: one.segments for domain, one in zip(domains, made, strict=True)}
         return PreparedPiece(view, segments, registrations=made)
 
     def _take_back(self, pieces: Sequence[PreparedPiece]) -> None:
@@ -205,25 +205,25 @@ class Targets:
                 self._counters.targets_direct += 1
 
 
-def region_of(pinned: PinnedBuffer, device: DeviceContext) -> NativeRegion | None:
-    """Its registration on that device; None where it has none that lives."""
+def region_of(pinned: PinnedBuffer, domain: Domain) -> NativeRegion | None:
+    """Its registration in that domain; None where it has none that lives."""
     # A KeyHolder, or what has no keys at all. Every get comes here, and isinstance with a protocol
     # costs as much as all the rest.
-    find: Callable[[DeviceContext], NativeRegion | None] | None
+    find: Callable[[Domain], NativeRegion | None] | None
     find = getattr(pinned.arena, "region", None)
-    return None if find is None else find(device)
+    return None if find is None else find(domain)
 
 
 def _segments(
-    devices: Devices, pinned: PinnedBuffer, nbytes: int
-) -> Mapping[DeviceContext, Sequence[Segment]] | None:
+    domains: Domains, pinned: PinnedBuffer, nbytes: int
+) -> Mapping[Domain, Sequence[Segment]] | None:
     """None where it is not registered on one of them."""
-    found: dict[DeviceContext, Sequence[Segment]] = {}
-    for device in devices:
-        region = region_of(pinned, device)
+    found: dict[Domain, Sequence[Segment]] = {}
+    for domain in domains:
+        region = region_of(pinned, domain)
         if region is None:
             return None
-        found[device] = (Segment(pinned.address, region.lkey, nbytes),)
+        found[domain] = (Segment(pinned.address, region.lkey, nbytes),)
     return found
 
 

@@ -7,6 +7,8 @@ rail is better for which memory is decided elsewhere (`protocol/rail_selection.p
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -21,34 +23,25 @@ def numa_node_of(device: Path, *, sysfs: Path = SYSFS) -> int:
     network interface that it was made on. -1: unknown.
     """
     for hardware in _hardware(device, sysfs):
-        node = _integer(hardware / "numa_node")
-        if node is not None and node >= 0:
-            return node
+        # A virtio device, or a function of a card, has none itself; what it hangs on has one.
+        places = (hardware, *_above(hardware, sysfs))
+        nodes = (_integer(place / "numa_node") for place in places)
+        found = next((node for node in nodes if node is not None), UNKNOWN_NODE)
+        if found >= 0:
+            return found
     return UNKNOWN_NODE
 
 
-def pci_path_of(device: Path, *, sysfs: Path = SYSFS) -> tuple[str, ...]:
-    """The PCI addresses from the root port down to the device. Empty: it is on no PCI bus."""
+def pci_bridges_of(device: Path, *, sysfs: Path = SYSFS) -> int:
+    """PCI bridges between it and the processor, its root port included. 0: it is on no PCI bus."""
     for hardware in _hardware(device, sysfs):
         try:
             parts = hardware.resolve(strict=True).parts
         except (OSError, RuntimeError):  # RuntimeError: a circle of links
             continue
         if found := tuple(part for part in parts if _PCI_ADDRESS.fullmatch(part)):
-            return found
-    return ()
-
-
-def pci_distance(a: tuple[str, ...], b: tuple[str, ...]) -> int | None:
-    """Bridges between two devices by their paths: 0 for one and the same, None where they share no
-    root port or one of them is on no PCI bus.
-    """
-    shared = 0
-    for left, right in zip(a, b, strict=False):
-        if left != right:
-            break
-        shared += 1
-    return len(a) + len(b) - 2 * shared if shared else None
+            return len(found) - 1
+    return 0
 
 
 def numa_distances(node: int, *, sysfs: Path = SYSFS) -> dict[int, int]:
@@ -74,6 +67,16 @@ def _hardware(device: Path, sysfs: Path) -> tuple[Path, ...]:
         netdev = ""
     below = (sysfs / "class/net" / netdev / "device",) if netdev and "/" not in netdev else ()
     return device / "device", *below
+
+
+def _above(hardware: Path, sysfs: Path) -> Iterator[Path]:
+    """The devices that it hangs on, the nearest first."""
+    try:
+        devices = (sysfs / "devices").resolve()
+        parents = hardware.resolve(strict=True).parents
+    except (OSError, RuntimeError):
+        return
+    yield from takewhile(lambda parent: parent.is_relative_to(devices), parents)
 
 
 def _integer(file: Path) -> int | None:

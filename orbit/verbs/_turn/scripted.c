@@ -78,6 +78,9 @@ static void free_object(struct object *object)
     case KIND_DEVICE:
         free(((struct device *)object)->keys);
         break;
+    case KIND_PD:
+        free(((struct pd *)object)->bound);
+        break;
     case KIND_CONTEXT:
         if (object->kind != KIND_FREED)
             close(((struct context *)object)->fd);
@@ -190,6 +193,9 @@ uint64_t fake_pd_new(uint64_t address, int *error)
     fake_lock();
     pd = fake_make_in(context, KIND_PD, sizeof *pd);
     fake_adopt(&pd->object, 0, &context->object);
+    pd->bound = calloc(KEY_INDICES, sizeof *pd->bound);
+    if (!pd->bound)
+        abort();
     fake_unlock();
     return address_of(pd);
 }

@@ -67,7 +67,7 @@ struct fake_counters {
     uint64_t receiver_not_ready; /* requests of peers that met no receive here */
     uint64_t double_invalidates; /* an rxe kernel panics */
     uint64_t destroyed_with_windows; /* an rxe kernel blocks 50 s and warns */
-    uint64_t keys_reused; /* a key was bound a second time */
+    uint64_t keys_reused; /* a key was bound a second time in one domain */
     uint64_t overruns; /* completions lost to a full queue */
     uint64_t live_objects;
 };
@@ -107,6 +107,9 @@ int fake_device_set_message_max(uint64_t device, uint64_t bytes);
 /* Raise an event: about an object, or about a port (of every context) when `about` is a device. */
 int fake_raise_event(uint64_t about, uint32_t kind, uint32_t port);
 int fake_device_counters(uint64_t device, struct fake_counters *out);
+/* How many ways the device still has to these bytes: windows that are bound over them, receives that are posted, and
+ * send work that names them and whose end, or that of later work, nobody has polled. */
+int fake_device_reaches(uint64_t device, uint64_t start, uint64_t length);
 
 uint64_t fake_context_new(uint64_t device, int *error);
 /* Gets the oldest event and acknowledges it: 1, or 0 when there is none. */

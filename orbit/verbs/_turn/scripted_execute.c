@@ -161,7 +161,7 @@ static uint32_t bind_window(struct qp *qp, const struct turn_wr *wr)
     struct device *device = qp->object.device;
     struct mw *mw = live(wr->window, KIND_MW);
     struct mr *mr = live(wr->region, KIND_MR);
-    struct key_slot *slot;
+    uint8_t *bound;
     uint32_t tag = wr->rkey % TAGS;
     uint32_t access = (wr->access & TURN_REMOTE_READ ? FAKE_REMOTE_READ : 0) |
                       (wr->access & TURN_REMOTE_WRITE ? FAKE_REMOTE_WRITE : 0);
@@ -182,10 +182,10 @@ static uint32_t bind_window(struct qp *qp, const struct turn_wr *wr)
     mw->length = wr->length;
     mw->access = access;
     mr->windows++;
-    slot = &device->keys[wr->rkey >> 8];
-    if (slot->bound[tag / 8] >> tag % 8 & 1)
+    bound = &qp->pd->bound[wr->rkey >> 8][tag / 8];
+    if (*bound >> tag % 8 & 1)
         device->counters.keys_reused++;
-    slot->bound[tag / 8] |= (uint8_t)(1 << tag % 8);
+    *bound |= (uint8_t)(1 << tag % 8);
     device->counters.binds++;
     return WC_SUCCESS;
 }

@@ -1,5 +1,5 @@
 /* scripted_rules.c: what a test tells the fake's devices: their state, the rules for work requests, what is held back
- * and when it is let go.
+ * and when it is let go; and what they tell a test: their counters, and what they still reach.
  */
 #include "scripted_state.h"
 
@@ -239,4 +239,49 @@ int fake_device_counters(uint64_t address, struct fake_counters *out)
     fake_lock();
     *out = device->counters;
     return locked_return(0);
+}
+
+static bool overlap(uint64_t start, uint64_t length, uint64_t other, uint64_t size)
+{
+    return length && size && start < other + size && other < start + length;
+}
+
+/* A completion that nobody has polled tells nobody anything: until then its work counts. */
+static int work_over(const struct qp *qp, uint64_t start, uint64_t length)
+{
+    int ways = 0;
+
+    for (uint64_t s = qp->retired; s < qp->posted; s++) {
+        const struct turn_wr *wr = &qp->sq[s % qp->caps.send_depth].wr;
+
+        if (wr->opcode != TURN_BIND_WINDOW && wr->opcode != TURN_LOCAL_INV && !(wr->flags & TURN_INLINE))
+            ways += overlap(start, length, wr->local_addr, wr->length);
+    }
+    for (uint64_t s = qp->rq_taken; s < qp->rq_posted; s++) {
+        const struct turn_recv *recv = &qp->rq[s % qp->caps.recv_depth];
+
+        ways += overlap(start, length, recv->addr, recv->length);
+    }
+    return ways;
+}
+
+int fake_device_reaches(uint64_t address, uint64_t start, uint64_t length)
+{
+    struct device *device = live(address, KIND_DEVICE);
+    int ways = 0;
+
+    if (!device)
+        return -EBADF;
+    fake_lock();
+    for (struct object *o = device->object.fabric->objects; o; o = o->next) {
+        const struct mw *mw = (const struct mw *)o;
+
+        if (o->device != device)
+            continue;
+        if (o->kind == KIND_MW && mw->bound)
+            ways += overlap(start, length, mw->address, mw->length);
+        if (o->kind == KIND_QP)
+            ways += work_over((const struct qp *)o, start, length);
+    }
+    return locked_return(ways);
 }

@@ -90,7 +90,6 @@ struct rule {
 
 struct key_slot {
     struct object *owner; /* an mr or mw; NULL when free */
-    uint8_t bound[TAGS / 8]; /* tags that were ever bound */
 };
 
 struct device {
@@ -118,6 +117,7 @@ struct context {
 
 struct pd {
     struct object object;
+    uint8_t (*bound)[TAGS / 8]; /* tags that were ever bound here, by index */
 };
 
 struct mr {

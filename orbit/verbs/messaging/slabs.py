@@ -33,7 +33,8 @@ class Slabs:
     async def open(cls, device: DeviceContext, count: int, slab_bytes: int) -> Slabs:
         """Raises DeviceError (ENOMEM: the locked-memory limit)."""
         nbytes = count * stride_of(slab_bytes)
-        block = await RegisteredBlock.open(device, nbytes, records.ACCESS_LOCAL_WRITE)
+        domain = device.messaging.domain
+        block = await RegisteredBlock.open(domain, nbytes, records.ACCESS_LOCAL_WRITE)
         return cls(block, count, slab_bytes)
 
     @property

@@ -36,6 +36,22 @@ def test_a_charge_is_repaid_once() -> None:
     assert pool.charged_bytes == 0
 
 
+def test_parts_of_a_charge_are_repaid_apart() -> None:
+    pool = budget()
+    whole = pool.charge(60)
+    parts = [whole.split(20), whole.split(30)]
+    assert (whole.nbytes, pool.charged_bytes) == (10, 60)
+    parts[0].repay()
+    whole.repay()
+    assert pool.charged_bytes == 30
+    with pytest.raises(InternalError):
+        parts[1].split(31)
+    parts[1].repay()
+    assert pool.charged_bytes == 0
+    with pytest.raises(InternalError):
+        whole.split(0)
+
+
 def test_a_charge_shrinks_to_what_was_taken() -> None:
     pool = budget()
     charge = pool.charge(10)
