@@ -134,7 +134,13 @@ class Rig:
     tag: int = 0
 
     def connect(
-        self, a: NativeQueuePair, b: NativeQueuePair, *, retry_cnt: int = 6, rnr_retry: int = 6
+        self,
+        a: NativeQueuePair,
+        b: NativeQueuePair,
+        *,
+        retry_cnt: int = 6,
+        rnr_retry: int = 6,
+        timeout: int = 14,
     ) -> None:
         for own, other, (index, _), (_, gid) in (
             (a, b, self.gids[0], self.gids[1]),
@@ -148,7 +154,9 @@ class Rig:
                 )
             )
             own.modify(
-                QueuePairAttributes(STATE_RTS, sq_psn=7, retry_cnt=retry_cnt, rnr_retry=rnr_retry)
+                QueuePairAttributes(
+                    STATE_RTS, sq_psn=7, retry_cnt=retry_cnt, rnr_retry=rnr_retry, timeout=timeout
+                )
             )
 
     def bind(self, window: NativeWindow, start: int, length: int, access: int = WINDOW_READ) -> int:
@@ -200,11 +208,16 @@ class Rig:
 
 
 def made_rig(
-    provider_a: Provider, device_a: str, provider_b: Provider, device_b: str, enforces_range: bool
+    provider_a: Provider,
+    device_a: str,
+    provider_b: Provider,
+    device_b: str,
+    enforces_range: bool,
+    timeout: int = 14,
 ) -> Rig:
     a, b = Endpoint(provider_a, device_a), Endpoint(provider_b, device_b)
     rig = Rig(a, b, (routable_gid(a.context), routable_gid(b.context)), enforces_range)
-    rig.connect(a.qp, b.qp)
+    rig.connect(a.qp, b.qp, timeout=timeout)
     b.memory[:] = pattern(MEMORY_BYTES)
     return rig
 

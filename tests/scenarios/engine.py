@@ -411,8 +411,8 @@ OWN: dict[str, Needs] = {
     "registrations_have_a_cliff": Needs(
         registrations_have_a_cliff, source={"max_cached_mr_bytes": MIB}, rdma_only=True
     ),
-    "staged_requester": Needs(staged_moves_the_same_bytes, requester=_STAGED, rdma_only=True),
-    "staged_source": Needs(staged_moves_the_same_bytes, source=_STAGED, rdma_only=True),
+    "staged_requester": Needs(three_and_three_both_ways, requester=_STAGED, rdma_only=True),
+    "staged_source": Needs(three_and_three_both_ways, source=_STAGED, rdma_only=True),
     "staged_both": Needs(
         staged_moves_the_same_bytes, source=_STAGED, requester=_STAGED, rdma_only=True
     ),

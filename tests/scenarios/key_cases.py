@@ -147,7 +147,7 @@ def _misusing(rig: Rig, granted: Direction) -> Granted:
         record = GrantRecord.decode(exposure.grant)
         member = _rdma_path(rig.consumer)._requests.array(session, granted).member(record.index)
         assert member is not None
-        block = await RegisteredBlock.open(member.device, 4096, records.ACCESS_LOCAL_WRITE)
+        block = await RegisteredBlock.open(member.domain, 4096, records.ACCESS_LOCAL_WRITE)
         pack = records.pack_write if granted is Direction.READ else records.pack_read
         done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
 

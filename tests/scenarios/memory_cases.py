@@ -23,10 +23,10 @@ import pytest
 import orbit
 from tests.scenarios.rendezvous import expected
 from tests.scenarios.rig import HANG_S, KIB, MIB, Rig, Scenario, leases, payload_of, until
-from tests.soak import SOAK
+from tests.soak import IN_LAB, SOAK
 
 REUSES = 1000 if SOAK else 10
-SEAM_RANGES = 2000 if SOAK else 200
+SEAM_RANGES = 2000 if SOAK else 60 if IN_LAB else 200
 
 
 class Droppable(bytearray):

@@ -1,9 +1,9 @@
-"""A process with everything open on real devices and a bound window, that then ends or forks as it
-is told.
+"""Processes with everything open on real devices and a bound window, that then end or fork as they
+are told: nothing, exit, wait, fork-exit or fork-drop, one word per line in.
 
-    python -m tests.softroce.all_open nothing|exit|wait|fork-exit|fork-drop
-
-Prints "open" when all is there; what it finds afterwards goes to the exit status.
+Each is a child of this one, which has opened nothing: starting Python costs seconds on an emulated
+processor. Says "open PID" when all is there, and "ended STATUS"; what a child finds after it had
+opened goes to that.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def child(rig: Rig, how: str) -> None:
 def main(how: str) -> int:
     provider = PyverbsProvider()
     if how == "nothing":  # for comparison
-        print("open", flush=True)
+        print("open", os.getpid(), flush=True)
         return WORKS
     source = "rxb1" if "rxb1" in provider.devices() else provider.devices()[0]
     rig = made_rig(provider, provider.devices()[0], provider, source, False)
     key = rig.bind(rig.b.domain.allocate_window(), 0, 4096)
-    print("open", flush=True)
+    print("open", os.getpid(), flush=True)
     if how == "wait":
         signal.pause()
     if how.startswith("fork"):
@@ -74,5 +74,16 @@ def main(how: str) -> int:
     return WORKS
 
 
+def serve() -> int:
+    PyverbsProvider()  # opens nothing
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            return main(line.strip())
+        _, status = os.waitpid(pid, 0)
+        print("ended", os.waitstatus_to_exitcode(status), flush=True)
+    return WORKS
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(serve())

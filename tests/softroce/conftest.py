@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from orbit.softroce.kernel_log import KernelLog
+from tests.soak import IN_LAB
 
 if TYPE_CHECKING:
+    from tests.softroce.engine_pairs import SharedPair
     from tests.softroce.message_hosts import Hosts
     from tests.softroce.node_hosts import Hosts as NodeHosts
+    from tests.softroce.nursery import Nursery
 
-IN_LAB = os.environ.get("ORBIT_LAB") == "1"
 HERE = Path(__file__).parent
 OUTSIDE_CHECK = "test_rdma_core_suite"
 _END_TIMEOUT_S = 10.0
@@ -105,28 +107,47 @@ def lab() -> Iterator[Lab]:
     two_hosts.end_processes()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def rails_are_looked_for_once() -> None:
+    """By the nodes of this process; see rails."""
+    if IN_LAB:
+        from tests.softroce import rails
+
+        rails.look_once()
+
+
 @pytest.fixture(scope="session")
-def message_hosts() -> Iterator[Hosts]:
-    """Workers that serve messages, for all modules: starting one costs seconds here."""
+def nursery() -> Iterator[Nursery]:
+    """Where all workers of all modules come from: starting Python costs seconds here."""
+    from tests.softroce.nursery import Nursery
+
+    started = Nursery(Lab())
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def message_hosts(nursery: Nursery) -> Hosts:
+    """Workers that serve messages, for all modules."""
     from tests.softroce.message_hosts import Hosts
 
-    lab = Lab()
-    try:
-        yield Hosts(lab)
-    finally:
-        lab.end_processes()
+    return Hosts(nursery)
 
 
 @pytest.fixture(scope="session")
-def node_hosts() -> Iterator[NodeHosts]:
+def node_hosts(nursery: Nursery) -> NodeHosts:
     """Workers that serve and fetch payloads, for all modules."""
     from tests.softroce.node_hosts import Hosts
 
-    lab = Lab()
-    try:
-        yield Hosts(lab)
-    finally:
-        lab.end_processes()
+    return Hosts(nursery)
+
+
+@pytest.fixture(scope="session")
+def engine_pair() -> Iterator[SharedPair]:
+    """Two transfer engines with two rails each, for all modules that can share them."""
+    from tests.softroce.engine_pairs import shared_pair
+
+    yield from shared_pair()
 
 
 @pytest.fixture(scope="session", autouse=True)

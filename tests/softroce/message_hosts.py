@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import re
-import select
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tests.soak import SOAK
-from tests.softroce.conftest import HostName, Lab
+from tests.softroce.conftest import HostName
+from tests.softroce.nursery import SLOTS, Nursery, Worker
 
 # An emulated processor may stand still for a while: this bound is for hangs alone.
 HANG_S = 3600.0 if SOAK else 60.0
@@ -26,62 +22,19 @@ _RESOURCES = ("qp", "cq", "pd", "mr")
 PATIENT = {"ready_timeout_s": 20.0, "ping_timeout_s": 20.0}
 
 
-class Host:
+class Host(Worker):
     """One worker on one host of the lab, in its current life."""
 
-    def __init__(self, lab: Lab, name: str, host: HostName, worker_id: int) -> None:
-        self.name = name  # what the others call it
-        self.worker_id = worker_id
+    def __init__(self, nursery: Nursery, name: str) -> None:
+        super().__init__(name, *nursery.ends(name), HANG_S)
+        self.worker_id = SLOTS[name][2]
         self.address = ""
-        listen = f"{lab.addresses[host]}:{7000 + worker_id}"
-        argv = [sys.executable, "-m", "tests.softroce.message_worker", listen, str(worker_id)]
-        self.process = lab.run_on(host, argv, stdin=subprocess.PIPE, stderr=None)
-        self.pid = 0
-
-    def await_ready(self) -> None:
-        self.pid = int(self.heard()["ready"])
-
-    def tell(self, op: str, **arguments: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"op": op, **arguments}) + "\n")
-        self.process.stdin.flush()
-
-    def heard(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        readable, _, _ = select.select([self.process.stdout], [], [], HANG_S)
-        assert readable, f"no answer from the worker {self.name} within {HANG_S:g} s"
-        line = self.process.stdout.readline()
-        assert line, f"the worker on {self.name} ended: {self.process.wait(HANG_S)}"
-        return dict(json.loads(line))
-
-    def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
-        self.tell(op, **arguments)
-        return self.heard()
-
-    def do(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """As `ask`, for what must succeed."""
-        found = self.ask(op, **arguments)
-        assert "error" not in found, found
-        return found
 
     def begin(self, job: str, what: str, **arguments: Any) -> None:
         self.do("begin", job=job, what=what, **arguments)
 
     def finish(self, job: str) -> dict[str, Any]:
         return self.ask("finish", job=job)
-
-    def kill(self) -> None:
-        """SIGKILL; the next life has no node yet."""
-        os.kill(self.pid, signal.SIGKILL)
-        self.await_ready()
-
-    @contextlib.contextmanager
-    def stopped(self) -> Iterator[None]:
-        os.kill(self.pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(self.pid, signal.SIGCONT)
 
     def statistics(self) -> dict[str, Any]:
         return self.do("statistics")
@@ -96,25 +49,13 @@ class Host:
 
 
 class Hosts:
-    """`a` on host A; `b` and, where a test wants it, `c` on host B."""
+    """`a` on host A; `b` and `c` on host B. The names are what they call each other."""
 
-    def __init__(self, lab: Lab) -> None:
-        self.lab = lab
-        self.a, self.b = Host(lab, "a", "A", 1), Host(lab, "b", "B", 2)
-        self._c: Host | None = None
-        for host in self._all:  # started together, ready one after another
+    def __init__(self, nursery: Nursery) -> None:
+        self.lab = nursery.lab
+        self.a, self.b, self.c = self._all = [Host(nursery, name) for name in ("a", "b", "c")]
+        for host in self._all:
             host.await_ready()
-
-    @property
-    def c(self) -> Host:
-        if self._c is None:
-            self._c = Host(self.lab, "c", "B", 3)
-            self._c.await_ready()
-        return self._c
-
-    @property
-    def _all(self) -> list[Host]:
-        return [host for host in (self.a, self.b, self._c) if host is not None]
 
     def open(self, *hosts: Host, **config: Any) -> None:
         """A fresh node on each; all know each other."""

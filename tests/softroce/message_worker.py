@@ -1,20 +1,14 @@
-"""A process that runs a messaging node on command: one JSON command per line in, one JSON answer
-per line out.
-
-What is killed is a child: its parent has imported everything and opened nothing, so that the next
-life is there at once, where starting Python costs seconds on an emulated processor. Each life says
-`ready` with its process id. `open` replaces the node of the command before.
+"""A worker that runs a messaging node on command: one JSON command per line in, one JSON answer per
+line out. `lives` starts it. `open` replaces the node of the command before.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import random
 import resource
-import signal
 import sys
 import time
 from collections import Counter
@@ -372,7 +366,7 @@ class Worker:
         return {}
 
     async def become_user(self, memlock_bytes: int = resource.RLIM_INFINITY) -> Facts:
-        """A plain one, who may lock that much. For good: restart the worker afterwards."""
+        """A plain one, who may lock that much. For good: kill the worker afterwards."""
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (memlock_bytes, memlock_bytes))
         os.setgroups([])
         os.setresgid(1000, 1000, 1000)
@@ -391,25 +385,3 @@ async def serve(listen: str, worker_id: int) -> None:
         except orbit.OrbitError as error:
             say(error=type(error).__name__, code=error.code, text=str(error))
     await worker.close()
-
-
-def main(listen: str, worker_id: int) -> int:
-    """One life after another, until one ends by itself."""
-    import orbit.node  # (what no life has to import then)
-    from orbit.verbs._pyverbs import PyverbsProvider
-
-    with contextlib.suppress(orbit.DeviceError):
-        PyverbsProvider()  # opens nothing
-    while True:
-        child = os.fork()
-        if child == 0:
-            asyncio.run(serve(listen, worker_id))
-            return 0
-        _, status = os.waitpid(child, 0)
-        code = os.waitstatus_to_exitcode(status)
-        if code != -signal.SIGKILL:
-            return abs(code)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))

@@ -5,116 +5,67 @@ them.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import select
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tests.softroce.conftest import HostName, Lab
+from tests.soak import SOAK
+from tests.softroce.conftest import HostName
+from tests.softroce.nursery import Nursery, Worker
 
 # An emulated processor may stand still for a while; this bound is for hangs alone.
-HANG_S = 600.0 if os.environ.get("ORBIT_SOAK") == "1" else 120.0
+HANG_S = 3600.0 if SOAK else 120.0
 # About 3 MB/s, so that something can happen in the middle of a transfer.
 _SLOW = ("tbf", "rate", "25mbit", "burst", "64kb", "limit", "16mb")
 _LOST = ("netem", "loss", "100%")
+_ENDING = ("open", "close", "limit_memory", "exit")  # afterwards there is no node, or another
 _TCP_LINK = "m0"  # in each host's own namespace
 
 
-class Host:
-    """One worker process on one host of the lab, in its current life."""
+class Host(Worker):
+    """One worker on one host of the lab, in its current life."""
 
-    def __init__(self, lab: Lab, name: HostName) -> None:
-        self._lab, self._name = lab, name
-        self.pid = 0
-        self._start()
-
-    def _start(self) -> None:
-        listen = f"{self._lab.addresses[self._name]}:0"
-        argv = [sys.executable, "-m", "tests.softroce.node_worker", listen]
-        self._unread = b""
-        self.process = self._lab.run_on(self._name, argv, stdin=subprocess.PIPE, stderr=None)
-
-    def await_ready(self) -> None:
-        while "ready" not in (answer := self.heard()):
-            pass  # the answer of the life before to a question that nobody waits for any more
-        self.pid = int(answer["ready"])
+    def __init__(self, nursery: Nursery, name: str) -> None:
+        super().__init__(name, *nursery.ends(name), HANG_S)
+        self._opened: tuple[dict[str, Any], str] | None = None
 
     def tell(self, op: str, **arguments: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"op": op, **arguments}) + "\n")
-        self.process.stdin.flush()
+        if op in _ENDING:
+            self._opened = None
+        super().tell(op, **arguments)
 
-    def heard(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        answers = (
-            self.process.stdout.fileno()
-        )  # read here: what a file buffers, select does not see
-        while b"\n" not in self._unread:
-            readable, _, _ = select.select([answers], [], [], HANG_S)
-            assert readable, f"no answer from the worker on {self._name} within {HANG_S:g} s"
-            chunk = os.read(answers, 1 << 16)
-            assert chunk, f"the worker on {self._name} ended: {self.process.wait(HANG_S)}"
-            self._unread += chunk
-        line, _, self._unread = self._unread.partition(b"\n")
-        return dict(json.loads(line))
-
-    def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
-        self.tell(op, **arguments)
-        return self.heard()
-
-    def do(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """As `ask`, for what must succeed."""
-        found = self.ask(op, **arguments)
-        assert "error" not in found, found
-        return found
+    def open(self, **config: Any) -> tuple[str, bool]:
+        """A node with that configuration: its address, and whether it is the one from before."""
+        if self._opened is not None and self._opened[0] == config:
+            return self._opened[1], True
+        address = str(self.do("open", **config)["address"])
+        self._opened = config, address
+        return address, False
 
     def kill(self) -> None:
-        """SIGKILL. The next life is ready at once, and has no node yet."""
-        os.kill(self.pid, signal.SIGKILL)
-        self.await_ready()
-
-    def restart(self) -> None:
-        """A life without a node, however the one before ended."""
-        if self.process.poll() is None:
-            self.kill()
-        else:
-            self._start()
-            self.await_ready()
-
-    @contextlib.contextmanager
-    def stopped(self) -> Iterator[None]:
-        os.kill(self.pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(self.pid, signal.SIGCONT)
+        self._opened = None
+        super().kill()
 
 
 class Hosts:
     """Owner on A, consumer on B; on B another consumer as well, where a test wants it."""
 
-    def __init__(self, lab: Lab) -> None:
-        self.lab = lab
-        self.owner, self.consumer = Host(lab, "A"), Host(lab, "B")
-        self._other: Host | None = None
-        for host in (self.owner, self.consumer):  # started together
+    def __init__(self, nursery: Nursery) -> None:
+        self.lab = nursery.lab
+        self.owner, self.consumer, self.other = self._all = [
+            Host(nursery, name) for name in ("owner", "consumer", "other")
+        ]
+        self._served = ""
+        for host in self._all:
             host.await_ready()
 
-    @property
-    def other(self) -> Host:
-        if self._other is None:
-            self._other = Host(self.lab, "B")
-            self._other.await_ready()
-        return self._other
-
-    def serve(self, nbytes: int, pinned: bool = True, **config: Any) -> dict[str, Any]:
-        address = self.owner.ask("open", **config)["address"]
-        handle = self.owner.ask("register", nbytes=nbytes, pinned=pinned)["handle"]
+    def serve(self, nbytes: int, **config: Any) -> dict[str, Any]:
+        """The owner's one payload from now on."""
+        address, same = self.owner.open(**config)
+        if same and self._served:
+            self.owner.do("withdraw", handle=self._served)
+        self._served = handle = str(self.owner.do("register", nbytes=nbytes)["handle"])
         return {"address": address, "handle": handle, "nbytes": nbytes}
 
     def wait_for_no_lease(self) -> None:
@@ -124,9 +75,8 @@ class Hosts:
         return sum(self.lab.sent_pkts(device) for device in self.lab.devices("A"))
 
     def close(self) -> None:
-        for host in (self.owner, self.consumer, self._other):
-            if host is not None:
-                host.ask("close")
+        for host in self._all:
+            host.ask("close")
 
     # --- the network ------------------------------------------------------------------------------
 

@@ -1,8 +1,6 @@
-"""A process that runs nodes on command: one JSON command per line in, one JSON answer per line out.
+"""A worker that runs nodes on command: one JSON command per line in, one JSON answer per line out.
 
-What is killed is a child: its parent has imported everything and opened nothing, so that the next
-life is there at once, where starting Python costs seconds on an emulated processor. Each life says
-`ready` with its process id. `open` replaces the node of the command before.
+`lives` starts it. `open` replaces the node of the command before.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import gc
 import json
 import os
 import resource
-import signal
 import sys
 import time
 import weakref
@@ -23,6 +20,7 @@ from typing import Any
 import orbit
 from orbit.events import LeaseEnded
 from orbit.testing.pattern import pattern
+from tests.softroce import registrations
 
 OVERWRITTEN = b"\xee"
 PAGE = 4096
@@ -141,6 +139,10 @@ class Worker:
         register = node.register_data_pinned if pinned else node.register_data
         handle = await register(pattern(nbytes), orbit.RegisterOptions(retain=True))
         return {"handle": str(handle), "counters": dict(node.statistics().counters)}
+
+    async def withdraw(self, handle: str) -> dict[str, Any]:
+        await self.opened.withdraw(orbit.Handle.parse(handle))
+        return {}
 
     async def get(
         self,
@@ -277,13 +279,18 @@ class Worker:
     # --- trouble ----------------------------------------------------------------------------------
 
     async def limit_memory(self, memlock_bytes: int) -> dict[str, Any]:
-        """Become a plain user who may lock that much. A node was opened before, so that nothing has
-        to be imported any more."""
+        """Become a plain user who may lock that much. For good: kill the worker afterwards."""
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (memlock_bytes, memlock_bytes))
         os.setgroups([])
         os.setresgid(1000, 1000, 1000)
         os.setresuid(1000, 1000, 1000)
         return {"user": os.getuid()}
+
+    async def register_much(self, device: str, count: int, fork_safe: bool) -> dict[str, Any]:
+        """See registrations. The process must not have registered anything."""
+        if fork_safe:
+            registrations.protect_from_forks()
+        return await registrations.measured(device, count)
 
     async def statistics(self) -> dict[str, Any]:
         found = self.opened.statistics()
@@ -335,25 +342,3 @@ def announcing(at: int) -> Callable[[int], None]:
             say(begun=done)
 
     return progress
-
-
-def main(listen: str) -> int:
-    """One life after another, until one ends by itself."""
-    import orbit.node  # (what no life has to import then)
-    from orbit.verbs._pyverbs import PyverbsProvider
-
-    with contextlib.suppress(orbit.DeviceError):
-        PyverbsProvider()  # opens nothing
-    while True:
-        child = os.fork()
-        if child == 0:
-            asyncio.run(serve(listen))
-            return 0
-        _, status = os.waitpid(child, 0)
-        code = os.waitstatus_to_exitcode(status)
-        if code != -signal.SIGKILL:
-            return abs(code)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

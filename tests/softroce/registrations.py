@@ -1,21 +1,16 @@
-"""A process that registers much, in every kind of memory, and says what that did to it.
+"""What registering much, in every kind of memory, does to a process; see test_rendezvous_cases.
 
-    python -m tests.softroce.registrations COUNT
-
-The system's limit of mappings is the caller's to lower: it belongs to everybody. Prints one JSON
-object; see test_rendezvous_cases.
+The system's limit of mappings is the caller's to lower: it belongs to everybody.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
+import ctypes
 import logging
 import mmap
 import os
 import random
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,10 +98,18 @@ def _fill(count: int) -> Iterator[mmap.mmap]:
         yield mmap.mmap(-1, mmap.PAGESIZE, prot=protection)
 
 
-async def main(count: int) -> None:
+def protect_from_forks() -> None:
+    """As IBV_FORK_SAFE=1, which the library reads when it is first used."""
+    verbs = ctypes.CDLL("libibverbs.so.1")
+    assert verbs.ibv_fork_init() == 0
+    assert verbs.ibv_is_fork_initialized() != 0  # on, or the kernel does it itself
+
+
+async def measured(device: str, count: int) -> dict[str, Any]:
+    """By a node of its own."""
     heard = Heard()
     logging.getLogger("orbit").addHandler(heard)
-    config = orbit.NodeConfig(rdma=orbit.RdmaConfig(device="rxa1", device_timeout_s=20.0))
+    config = orbit.NodeConfig(rdma=orbit.RdmaConfig(device=device, device_timeout_s=20.0))
     async with orbit.Node(config) as node:
         start = node.statistics().registered_bytes
         begin = time.monotonic()
@@ -115,9 +118,4 @@ async def main(count: int) -> None:
         found["huge"] = await huge(node)
         found["crowded"] = await crowded(node)
         found["left"] = node.statistics().registered_bytes - start
-    found["warnings"] = heard.texts
-    print(json.dumps(found), flush=True)
-
-
-if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1])))
+    return {**found, "warnings": heard.texts}

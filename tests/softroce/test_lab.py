@@ -51,12 +51,12 @@ def test_hosts_have_their_own_loopback_and_one_link(lab: Lab) -> None:
         "s.accept()[0].sendall(b'hello')\n"
     )
     dial = "import socket, sys; print(socket.create_connection((sys.argv[1], 7000), 5).recv(9))"
-    server = lab.run_on("A", ["/usr/bin/python3", "-c", serve, lab.addresses["A"]])
+    server = lab.run_on("A", ["/usr/bin/python3", "-IS", "-c", serve, lab.addresses["A"]])
     assert server.stdout is not None
     assert server.stdout.readline() == "up\n"
-    refused = lab.call_on("B", ["/usr/bin/python3", "-c", dial, "127.0.0.1"])
+    refused = lab.call_on("B", ["/usr/bin/python3", "-IS", "-c", dial, "127.0.0.1"])
     assert "ConnectionRefusedError" in refused.stderr
-    reached = lab.call_on("B", ["/usr/bin/python3", "-c", dial, lab.addresses["A"]])
+    reached = lab.call_on("B", ["/usr/bin/python3", "-IS", "-c", dial, lab.addresses["A"]])
     assert reached.stdout == "b'hello'\n"
 
 

@@ -13,11 +13,11 @@ import pytest
 from tests.softroce.message_hosts import SOAK, Host, Hosts, wait_until
 
 KIB = 1 << 10
-TURNS = {"poll many": 160_000, "poll one": 40_000} if SOAK else {"poll many": 1000, "poll one": 250}
-ROUNDS = 500 if SOAK else 10
+TURNS = {"poll many": 160_000, "poll one": 40_000} if SOAK else {"poll many": 300, "poll one": 100}
+ROUNDS = 500 if SOAK else 6
 ROUND_S = 2.0
-KILLS = 500 if SOAK else 6
-PUSHES = 100_000 if SOAK else 300
+KILLS = 500 if SOAK else 4
+PUSHES = 100_000 if SOAK else 150
 USERS = 8
 # 64 receives for two peers: 25 each.
 TIGHT = {
@@ -64,7 +64,7 @@ def test_a_consumer_that_stands_still_holds_its_senders_back(hosts: Hosts) -> No
     # The bound, and what was on its way when it was reached.
     (waiting,) = hosts.b.statistics()["unconsumed_bytes"]
     assert 64 * KIB <= waiting <= (64 + 16 * 8) * KIB
-    hosts.c.do("ping_pong", to="a", turns=100, seed=17)  # the sender serves others meanwhile
+    hosts.c.do("ping_pong", to="a", turns=50, seed=17)  # the sender serves others meanwhile
     assert hosts.b.do("sink", sender=hosts.a.worker_id)["count"] == 0
     hosts.b.do("slow", delay_s=0.001)
     hosts.b.do("shut", shut=False)
@@ -82,7 +82,7 @@ def test_a_slow_consumer_does_not_take_the_receives_of_others(hosts: Hosts) -> N
     greet(hosts.b, hosts.a)
     hosts.a.do("shut", shut=True)
     hosts.b.begin("flood", "flood", to="a", sizes=[4096], count=PUSHES)
-    hosts.c.do("ping_pong", to="a", turns=200, seed=17)
+    hosts.c.do("ping_pong", to="a", turns=50, seed=17)
     hosts.a.do("shut", shut=False)
     assert hosts.b.finish("flood")["failures"] == {}
     found = hosts.a.do("await_sink", count=PUSHES, sender=hosts.b.worker_id)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import random
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -18,17 +17,14 @@ import pytest
 
 from orbit.errors import NotAdmitted, OutcomeUnknown, PathUnavailable, PeerLost
 from orbit.model import PathReason
-from orbit.protocol.messages import RailHint
 from orbit.protocol.messaging.credits import Windows
 from orbit.testing.message_link_contract import MESSAGE_LINK_CASES, check_message_link
 from orbit.testing.pattern import pattern
 from orbit.transport.messages import LinkLimits, MessageLink
 from orbit.verbs._pyverbs import PyverbsProvider
-from orbit.verbs.discovery import discover
 from orbit.verbs.messaging.message_queue_pair import MessageQueuePair
 from orbit.verbs.messaging.settings import RdmaMessagesConfig
 from orbit.verbs.offload import Offload
-from orbit.verbs.rail_choice import Pins, choose_rails
 from orbit.verbs.turn import STATE_ERR, QueuePairAttributes
 from tests.contract.message_pairs import (
     Frame,
@@ -40,7 +36,9 @@ from tests.contract.message_pairs import (
     until,
 )
 from tests.contract.rdma_link_rig import RdmaLinkRig
+from tests.soak import SOAK
 from tests.softroce.conftest import Lab
+from tests.softroce.rails import rail_of
 
 # An emulated processor may stand still for a while; these bounds are for hangs alone.
 DEVICE = RdmaMessagesConfig(
@@ -54,18 +52,8 @@ DEVICE = RdmaMessagesConfig(
 )
 DEVICES = ("rxa1", "rxb1")
 _RNR_COUNTERS = ("rcvd_rnr_err", "send_rnr_err", "retry_rnr_exceeded_err")
-_TURNS = 300
+_TURNS = 300 if SOAK else 100
 Scenario = Callable[[MessagePair], Awaitable[None]]
-
-
-@functools.cache
-def rails() -> tuple[RailHint, ...]:
-    """Looked for once: a thousand GID rows cost a second on an emulated processor."""
-    found = []
-    for device in DEVICES:
-        (choice,) = choose_rails(discover(), Pins(device=device)).rails
-        found.append(choice.rail)
-    return tuple(found)
 
 
 def counter(device: str, name: str) -> int:
@@ -88,7 +76,7 @@ async def open_pair(left: RdmaMessagesConfig, right: RdmaMessagesConfig) -> Mess
     provider, offload = PyverbsProvider(), Offload()
     sides = [
         await open_side(provider, rail, config, offload, dialer=rail.device == DEVICES[0])
-        for rail, config in zip(rails(), (left, right), strict=True)
+        for rail, config in zip(map(rail_of, DEVICES), (left, right), strict=True)
     ]
     join(sides[0], sides[1], limits=[left.limits, right.limits])
     return MessagePair(sides[0], sides[1])
@@ -131,7 +119,11 @@ def run(scenario: Scenario, config: RdmaMessagesConfig = DEVICE) -> None:
 SOME = ("one_credit_both_ways",)
 
 
-@pytest.mark.parametrize("case", MESSAGE_LINK_CASES)
+# Long ones that are not about the device: CI has them over scripted ones, `make soak` here, too.
+LONG = {"eight_senders", "issue_order_under_pressure", "many_frames", "replies_pass_a_full_window"}
+
+
+@pytest.mark.parametrize("case", [case for case in MESSAGE_LINK_CASES if SOAK or case not in LONG])
 def test_contract(case: str, run_async: Callable[..., Any]) -> None:
     run_async(check_message_link(case, lambda: device_rig(DEVICE)))
 

@@ -39,7 +39,7 @@ def consumer_decision(path: str, reason: str) -> str:
 @pytest.mark.parametrize("nbytes", [65_536, 65_537, MIB - 1, MIB + 4097, 20 * MIB + 7])
 def test_a_payload_moves_by_rdma(hosts: Hosts, nbytes: int) -> None:
     ticket = hosts.serve(nbytes)
-    hosts.consumer.ask("open")
+    hosts.consumer.open()
     before = hosts.sent_pkts()
     got = hosts.consumer.ask("get", **ticket)
     assert (got["path"], got["reason"], got["same"]) == ("rdma", "ok", True)
@@ -51,7 +51,7 @@ def test_a_payload_moves_by_rdma(hosts: Hosts, nbytes: int) -> None:
 @pytest.mark.parametrize("nbytes", [0, 1, 65_535])
 def test_small_payloads_go_by_tcp_unless_demanded(hosts: Hosts, nbytes: int) -> None:
     ticket = hosts.serve(nbytes)
-    hosts.consumer.ask("open")
+    hosts.consumer.open()
     got = hosts.consumer.ask("get", **ticket)
     assert (got["path"], got["reason"], got["same"]) == (
         "tcp",
@@ -90,7 +90,7 @@ def test_without_rdma_the_bytes_come_by_tcp_with_the_reason(
     hosts: Hosts, owner: dict[str, Any], consumer: dict[str, Any], reason: str
 ) -> None:
     ticket = hosts.serve(MIB + 1, **owner)
-    hosts.consumer.ask("open", **consumer)
+    hosts.consumer.open(**consumer)
     before = hosts.sent_pkts()
     got = hosts.consumer.ask("get", **ticket)
     assert (got["path"], got["reason"], got["same"]) == ("tcp", reason, True)
@@ -103,11 +103,10 @@ def test_without_rdma_the_bytes_come_by_tcp_with_the_reason(
 
 def test_no_memory_to_register_at_the_consumer_is_pool_exhausted(hosts: Hosts) -> None:
     ticket = hosts.serve(4 * MIB)
-    hosts.consumer.ask("open")
-    hosts.consumer.ask("limit_memory", memlock_bytes=MIB)
-    hosts.consumer.ask("open")
+    hosts.consumer.do("limit_memory", memlock_bytes=MIB)
+    hosts.consumer.open()
     got = hosts.consumer.ask("get", **ticket)
-    hosts.consumer.restart()
+    hosts.consumer.kill()
     assert (got["path"], got["reason"], got["same"]) == ("tcp", "pool_exhausted", True)
     assert got["decisions"] == {consumer_decision("tcp", "pool_exhausted"): 1}
     hosts.wait_for_no_lease()
@@ -116,7 +115,7 @@ def test_no_memory_to_register_at_the_consumer_is_pool_exhausted(hosts: Hosts) -
 @pytest.mark.usefixtures("slow_rails")
 def test_a_failed_read_falls_back_once_and_the_path_recovers(hosts: Hosts) -> None:
     ticket = hosts.serve(16 * MIB)
-    hosts.consumer.ask("open")
+    hosts.consumer.open()
     hosts.consumer.tell("get", announce_at=1, **ticket)
     assert hosts.consumer.heard()["begun"] > 0
     ends = hosts.lab.net_devices("A")
@@ -131,8 +130,7 @@ def test_a_failed_read_falls_back_once_and_the_path_recovers(hosts: Hosts) -> No
     assert (got["path"], got["reason"], got["same"]) == ("tcp", "get_failed", True)
     assert got["decisions"] == {consumer_decision("tcp", "get_failed"): 1}
     hosts.wait_for_no_lease()
-    handle = hosts.owner.ask("register", nbytes=MIB, pinned=True)["handle"]
-    short = {**ticket, "handle": handle, "nbytes": MIB}
+    short = hosts.serve(MIB)
     deadline = time.monotonic() + HANG_S
     while hosts.consumer.ask("get", **short)["path"] != "rdma":
         assert time.monotonic() < deadline
@@ -141,24 +139,24 @@ def test_a_failed_read_falls_back_once_and_the_path_recovers(hosts: Hosts) -> No
 
 @pytest.mark.usefixtures("slow_rails")
 def test_a_killed_consumer_leaves_nothing_at_the_owner(hosts: Hosts) -> None:
-    ticket = hosts.serve(16 * MIB)
-    hosts.consumer.ask("open")
+    ticket = hosts.serve(8 * MIB)
+    hosts.consumer.open()
     hosts.consumer.tell("get", announce_at=1, **ticket)
     assert hosts.consumer.heard()["begun"] > 0
-    hosts.consumer.restart()
+    hosts.consumer.kill()
     hosts.wait_for_no_lease()
     assert hosts.owner.ask("statistics")["retained"] == 0
-    hosts.consumer.ask("open")
+    hosts.consumer.open()
     assert hosts.consumer.ask("get", **ticket)["path"] == "rdma"
 
 
 @pytest.mark.usefixtures("slow_rails")
 def test_a_killed_owner_is_an_error_and_not_a_hang(hosts: Hosts) -> None:
-    ticket = hosts.serve(16 * MIB)
-    hosts.consumer.ask("open")
+    ticket = hosts.serve(8 * MIB)
+    hosts.consumer.open()
     hosts.consumer.tell("get", announce_at=1, **ticket)
     assert hosts.consumer.heard()["begun"] > 0
-    hosts.owner.restart()
+    hosts.owner.kill()
     got = hosts.consumer.heard()
     assert got["error"] in ("PeerLost", "PeerUnreachable", "TransferFailed", "PathFailed")
     assert hosts.consumer.ask("statistics")["retained"] == 0
@@ -168,7 +166,7 @@ def test_a_killed_owner_is_an_error_and_not_a_hang(hosts: Hosts) -> None:
 
 def test_a_child_that_forks_and_exits_takes_nothing_along(hosts: Hosts) -> None:
     ticket = hosts.serve(MIB)
-    hosts.consumer.ask("open")
+    hosts.consumer.open()
     assert hosts.consumer.ask("get", **ticket)["path"] == "rdma"
     for host in (hosts.owner, hosts.consumer):
         assert host.ask("fork") == {"child": 0}
@@ -178,12 +176,14 @@ def test_a_child_that_forks_and_exits_takes_nothing_along(hosts: Hosts) -> None:
 
 @pytest.mark.usefixtures("slow_rails")
 def test_an_interpreter_that_exits_with_everything_open_is_gone_at_once(hosts: Hosts) -> None:
-    ticket = hosts.serve(16 * MIB)
-    hosts.consumer.ask("open")
+    ticket = hosts.serve(8 * MIB)
+    hosts.consumer.open()
     hosts.consumer.tell("get", announce_at=1, **ticket)
     assert hosts.consumer.heard()["begun"] > 0
+    told_at = time.monotonic()
     hosts.owner.tell("exit")
+    assert hosts.owner.heard() == {"exited": 0}
     # A queue pair destroyed under a bound window would hold the process for 50 s.
-    assert hosts.owner.process.wait(30) == 0
+    assert time.monotonic() - told_at < 30
     assert "error" in hosts.consumer.heard()
-    hosts.owner.restart()
+    hosts.owner.await_ready()

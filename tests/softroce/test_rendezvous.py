@@ -7,12 +7,10 @@ on an emulated processor. What needs processes of its own is in test_node and te
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Iterator
 
 import pytest
 
-from orbit.verbs import opening
 from tests.scenarios.rendezvous import OWN, SHARED
 from tests.scenarios.rig import Devices, Knobs, Rig, Scenario, open_rig
 from tests.soak import SOAK
@@ -21,14 +19,6 @@ RDMA = Devices("rxa1", "rxb1")
 TCP = Devices()
 # An emulated processor may stand still for a while; these bounds are for hangs alone.
 PATIENT: Knobs = {"rdma": {"device_timeout_s": 20.0}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def rails_are_looked_for_once() -> Iterator[None]:
-    """A thousand GID rows cost seconds on an emulated processor, and do not change here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(opening, "discover", functools.cache(opening.discover))
-        yield
 
 
 class Shared:

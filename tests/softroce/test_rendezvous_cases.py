@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +23,6 @@ from orbit.errors import PeerLost
 from orbit.model import LeaseId, PathReason
 from orbit.testing.pattern import pattern
 from orbit.transport.interface import Span, Target
-from orbit.verbs import opening
 from orbit.verbs._pyverbs import PyverbsProvider
 from orbit.verbs.opening import open_rdma_path
 from tests.contract.rdma_pairs import join
@@ -34,21 +30,13 @@ from tests.scenarios.key_cases import KEY_CASES, fetched_by_rdma
 from tests.scenarios.memory_cases import CASES, IN_PARTS
 from tests.scenarios.rig import MIB, Rig, Scenario, leases, until
 from tests.soak import SOAK
-from tests.softroce.conftest import Lab
-from tests.softroce.test_rdma_path import DEVICE, rail_of
+from tests.softroce.node_hosts import Hosts
+from tests.softroce.rails import rail_of
+from tests.softroce.test_rdma_path import DEVICE
 from tests.softroce.test_rendezvous import RDMA, Shared
 
 CANCELLED_READS, CANCEL_ROUNDS = (64, 300) if SOAK else (8, 2)
 REGISTRATIONS = 20_000 if SOAK else 100
-HANG_S = 3600.0 if SOAK else 120.0  # an emulated processor may stand still for a while
-
-
-@pytest.fixture(scope="module", autouse=True)
-def rails_are_looked_for_once() -> Iterator[None]:
-    """A thousand GID rows cost seconds on an emulated processor, and do not change here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(opening, "discover", functools.cache(opening.discover))
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -205,16 +193,21 @@ def sysctl(name: str, value: str) -> Iterator[None]:
         entry.write_text(before)
 
 
-def test_registering_leaves_the_process_as_it_was(lab: Lab) -> None:
-    """With and without fork protection, side by side: starting Python costs seconds here."""
-    script = [sys.executable, "-m", "tests.softroce.registrations", str(REGISTRATIONS)]
+def test_registering_leaves_the_process_as_it_was(node_hosts: Hosts) -> None:
+    """With and without fork protection, side by side."""
+    plain, protected = node_hosts.owner, node_hosts.consumer
+    for host in (plain, protected):
+        host.kill()  # the new life has registered nothing yet
     with sysctl("vm/nr_hugepages", "16"), sysctl("vm/max_map_count", "4000"):
-        plain = lab.run_on("A", script)
-        protected = lab.run_on("A", ["env", "IBV_FORK_SAFE=1", *script])
-        for process in (plain, protected):
-            stdout, stderr = process.communicate(timeout=HANG_S)
-            assert process.returncode == 0, stderr
-            found = json.loads(stdout)
+        for host, device in ((plain, "rxa1"), (protected, "rxb1")):
+            host.tell(
+                "register_much",
+                device=device,
+                count=REGISTRATIONS,
+                fork_safe=host is protected,
+            )
+        for host in (plain, protected):
+            found = host.heard()
             print(found)
             assert abs(found["mappings_grown"]) <= 50
             assert found["warnings"] == []
@@ -225,3 +218,5 @@ def test_registering_leaves_the_process_as_it_was(lab: Lab) -> None:
                 assert text == "registered" or "whole huge pages" in text
             assert found["crowded"] == "registered" or "max_map_count" in found["crowded"]
             assert found["left"] == 0
+    for host in (plain, protected):
+        host.kill()

@@ -14,6 +14,7 @@ import mmap
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -64,38 +65,59 @@ def read_kernel_log() -> list[str]:
     return subprocess.run(["dmesg"], check=True, text=True, capture_output=True).stdout.splitlines()
 
 
-def all_open(how: str) -> subprocess.Popen[str]:
-    """A process of `all_open`, at the point where everything is open."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.softroce.all_open", how],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout
-    assert process.stdout.readline() == "open\n"
-    return process
+class Opener:
+    """Starts processes of `all_open`, one after another."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.softroce.all_open"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def open(self, how: str) -> int:
+        """Until everything is open; its process id."""
+        assert self._process.stdin
+        print(how, file=self._process.stdin, flush=True)
+        return int(self._heard("open"))
+
+    def ended(self) -> tuple[int, float]:
+        """With which status, and after how many seconds from now."""
+        start = time.monotonic()
+        code = int(self._heard("ended"))
+        return code, time.monotonic() - start
+
+    def close(self) -> None:
+        self._process.communicate(timeout=90)
+
+    def _heard(self, what: str) -> str:
+        assert self._process.stdout
+        word, _, rest = self._process.stdout.readline().partition(" ")
+        assert word == what
+        return rest
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, float]:
-    start = time.monotonic()
-    code = process.wait(90)
-    assert process.stdout
-    process.stdout.close()
-    return code, time.monotonic() - start
+@pytest.fixture(scope="module")
+def opener() -> Iterator[Opener]:
+    process = Opener()
+    yield process
+    process.close()
 
 
 @pytest.mark.usefixtures("kernel_log")
 class TestDestructors:
-    def test_an_exit_with_everything_open(self) -> None:
-        _, usual_s = ended(all_open("nothing"))
-        code, seconds = ended(all_open("exit"))
+    def test_an_exit_with_everything_open(self, opener: Opener) -> None:
+        opener.open("nothing")
+        _, usual_s = opener.ended()
+        opener.open("exit")
+        code, seconds = opener.ended()
         assert code == 0
         assert seconds < usual_s + GONE_WITHIN_S
 
-    def test_a_kill_with_everything_open(self) -> None:
-        process = all_open("wait")
-        process.kill()
-        code, seconds = ended(process)
+    def test_a_kill_with_everything_open(self, opener: Opener) -> None:
+        os.kill(opener.open("wait"), signal.SIGKILL)
+        code, seconds = opener.ended()
         assert code == -9
         assert seconds < GONE_WITHIN_S
 
@@ -112,7 +134,7 @@ class TestDestructors:
 
         life()
         before = len(os.listdir("/proc/self/fd"))
-        for _ in range(20):
+        for _ in range(8):
             life()
         assert len(os.listdir("/proc/self/fd")) == before
 
@@ -134,9 +156,10 @@ class TestDestructors:
 @pytest.mark.usefixtures("kernel_log")
 class TestFork:
     @pytest.mark.parametrize("how", ["exit", "drop"])
-    def test_a_child_leaves_the_parents_queue_pairs_alone(self, how: str) -> None:
+    def test_a_child_leaves_the_parents_queue_pairs_alone(self, opener: Opener, how: str) -> None:
         """The child is refused everything (else 4); the parent still reads its window (else 3)."""
-        code, _ = ended(all_open(f"fork-{how}"))
+        opener.open(f"fork-{how}")
+        code, _ = opener.ended()
         assert code == 0
 
 

@@ -25,10 +25,16 @@ from tests.softroce.conftest import Lab
 
 @pytest.fixture
 def rig() -> Iterator[Rig]:
+    yield from opened()
+
+
+def opened(**options: int) -> Iterator[Rig]:
     provider = PyverbsProvider()
     source = "rxb1" if "rxb1" in provider.devices() else provider.devices()[0]
     # rdma_rxe checks the range of a window's parent only.
-    yield from closing(made_rig(provider, provider.devices()[0], provider, source, False))
+    yield from closing(
+        made_rig(provider, provider.devices()[0], provider, source, False, **options)
+    )
 
 
 class TestTurnOnADevice(TurnContract):
@@ -56,7 +62,10 @@ class TestAsyncEventsOnADevice(AsyncEventContract):
 
 
 class TestPollersOnADevice(PollerContract):
-    pass
+    @pytest.fixture
+    def rig(self) -> Iterator[Rig]:
+        """A thread that polls takes a processor from the device, so that retries take longer."""
+        yield from opened(timeout=17)
 
 
 def test_a_port_that_goes_and_comes_is_told(lab: Lab) -> None:
