@@ -68,7 +68,7 @@ async def open_bench(
     causes: list[OrbitError] = []
     source = device.create_queue_pair(lambda cause: None)
     requester = device.create_queue_pair(causes.append)
-    block = await RegisteredBlock.open(device, 4096, records.ACCESS_LOCAL_WRITE)
+    block = await RegisteredBlock.open(device.domain, 4096, records.ACCESS_LOCAL_WRITE)
     bench = Bench(fake, device, source, requester, block, causes, [])
     if connected:
         await connect(source, requester, device)

@@ -41,13 +41,13 @@ def test_every_device_has_a_key_of_its_own() -> None:
         held = await rig.memory.register(memoryview(bytearray(100)))
         for buffer in (piece, held.parts[0]):
             assert isinstance(buffer.arena, KeyHolder)
-            regions = [buffer.arena.region(device) for device in rig.contexts]
+            regions = [buffer.arena.region(device.domain) for device in rig.contexts]
             assert all(region is not None and region.lkey for region in regions)
             assert regions[0] is not regions[1]
         holder = held.parts[0].arena
         assert isinstance(holder, KeyHolder)
         await rig.memory.deregister(held)
-        assert holder.region(rig.contexts[0]) is None
+        assert holder.region(rig.contexts[0].domain) is None
         rig.memory.free(piece)
 
     run(scenario)
@@ -137,13 +137,13 @@ def test_a_freed_address_never_meets_its_old_registration() -> None:
             held = await rig.memory.register(memoryview(memory)[: rng.randint(1, len(memory))])
             holder = held.parts[0].arena
             assert isinstance(holder, KeyHolder)
-            region = holder.region(rig.contexts[0])
+            region = holder.region(rig.contexts[0].domain)
             assert region is not None
             assert all(region is not other for other in seen)
             seen.append(region)
             await rig.memory.deregister(held)
             assert region.native == 0
-            assert holder.region(rig.contexts[0]) is None
+            assert holder.region(rig.contexts[0].domain) is None
             assert rig.memory.registered_bytes == 0
         assert rig.live_objects == live
 
@@ -158,7 +158,7 @@ def test_a_registration_that_never_comes_back_is_kept_and_undone_late(
 
     async def scenario(rig: PoolRig) -> None:
         live, answer = rig.live_objects, threading.Event()
-        domain = rig.contexts[0].regions._domain
+        domain = rig.contexts[0].domain.native
         real = domain.register
 
         def slow(address: int, length: int, access: int) -> object:
@@ -185,9 +185,9 @@ def test_a_registration_that_never_comes_back_is_kept_and_undone_late(
 
 def test_a_target_is_charged_and_cut_and_holds_its_export() -> None:
     async def scenario(rig: PoolRig) -> None:
-        device = rig.contexts[0]
+        domain = rig.contexts[0].domain
         buffer = bytearray(2 * MIB + 5)
-        target = await rig.memory.register_target(device, memoryview(buffer))
+        target = await rig.memory.register_target(domain, memoryview(buffer))
         assert sum(segment.nbytes for segment in target.segments) == len(buffer)
         assert target.segments[0].address == address_of(memoryview(buffer))
         assert len({segment.lkey for segment in target.segments}) == len(target.segments) >= 3
@@ -202,7 +202,7 @@ def test_a_target_is_charged_and_cut_and_holds_its_export() -> None:
         assert rig.memory.budget.charged_bytes == len(rig.retained.items()) == 0
         buffer.append(0)
         large = memoryview(bytearray(9 * MIB))
-        await failed(rig.memory.register_target(device, large), BudgetExceeded)
+        await failed(rig.memory.register_target(domain, large), BudgetExceeded)
 
     run(scenario, PoolSettings(limit_bytes=MIB), count=1)
 
@@ -213,7 +213,7 @@ def test_a_cancelled_target_is_rolled_back_first() -> None:
         live = rig.live_objects
         opening = asyncio.ensure_future(
             TargetRegistration.open(
-                rig.contexts[0], memoryview(buffer), rig.memory.budget, rig.retained
+                rig.contexts[0].domain, memoryview(buffer), rig.memory.budget, rig.retained
             )
         )
         await asyncio.sleep(0)

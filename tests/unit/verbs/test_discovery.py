@@ -10,7 +10,7 @@ import pytest
 
 from orbit.errors import ConfigError, DeviceError
 from orbit.model import PathReason
-from orbit.verbs.discovery import Discovery, Verdict, discover
+from orbit.verbs.discovery import Discovery, Verdict, discover, judged_by
 from orbit.verbs.gid_ranking import Family, GidKind, Netdev
 from orbit.verbs.netdevs import read_netdevs
 from orbit.verbs.rail_choice import Choice, Pins, choose_rails
@@ -72,12 +72,9 @@ class Tree:
         return path
 
     def look(self, *known: str) -> Discovery:
-        return discover(
-            sysfs=self.sysfs,
-            nodes=self.nodes,
-            netdevs=lambda: _NETDEVS,
-            provider_devices=(lambda: known) if known else None,
-        )
+        """`known`: to the verbs library; none: it is not asked."""
+        found = discover(sysfs=self.sysfs, nodes=self.nodes, netdevs=lambda: _NETDEVS)
+        return judged_by(found, known) if known else found
 
     @staticmethod
     def _write(file: Path, text: str) -> None:
@@ -408,11 +405,14 @@ def test_only_the_first_64_ports_are_used(tree: Tree) -> None:
     assert [r.nic for r in choose_rails(tree.look()).rails] == list(range(64))
 
 
-def test_a_rail_knows_its_numa_node(tree: Tree) -> None:
+def test_a_rail_knows_its_numa_node_and_its_bridges(tree: Tree) -> None:
     tree.add("mlx5_0")
-    tree._write(tree.sysfs / "class/infiniband/mlx5_0/device/numa_node", "1")
+    card = tree.sysfs / "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0"
+    tree._write(card / "numa_node", "1")
+    (tree.sysfs / "class/infiniband/mlx5_0/device").symlink_to(card)
     tree.add("rxe0")
-    assert [r.numa_node for r in choose_rails(tree.look()).rails] == [1, -1]
+    rails = choose_rails(tree.look()).rails
+    assert [(r.numa_node, r.pci_bridges) for r in rails] == [(1, 1), (-1, 0)]
 
 
 @pytest.mark.parametrize(

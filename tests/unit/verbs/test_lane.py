@@ -194,6 +194,7 @@ class FakeSource:
         self.batches = list(batches)
         self.stopped = 0
         self.parked = 0
+        self.spun: list[int] = []
         self.wake: Callable[[], None] = lambda: None
 
     @property
@@ -210,6 +211,7 @@ class FakeSource:
         return batch
 
     def spin(self, spin_us: int) -> list[Completion]:
+        self.spun.append(spin_us)
         return self.poll()
 
     def nap(self, spin_us: int, nap_us: int) -> list[Completion]:
@@ -318,6 +320,40 @@ def test_a_full_queue_lets_the_loop_do_other_things() -> None:
         assert not source.batches
         assert source.parked == 1
         assert lane.completions == lane.table.unknown == 20 * BATCH
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("spins", [False, True])
+def test_spinning_finds_what_follows_before_it_sleeps(spins: bool) -> None:
+    async def scenario() -> None:
+        source = FakeSource([], [completion(1)], [], [completion(2)], [], BROKEN)
+        lane = Lane(source, 16, 10_000_000, spins=spins)
+        lane.start(asyncio.get_running_loop())
+        source.wake()
+        assert (source.parked, source.spun) == (1, [])  # idle costs nothing
+        source.wake()
+        if not spins:
+            assert (source.parked, source.spun, lane.completions) == (2, [], 1)
+            return
+        assert (source.parked, lane.completions) == (1, 1)
+        await until(lambda: lane.failed is not None)
+        assert (source.parked, lane.completions) == (1, 2)
+        assert set(source.spun) == {20}  # others have their turn in between
+
+    asyncio.run(scenario())
+
+
+def test_spinning_ends() -> None:
+    async def scenario() -> None:
+        source = FakeSource([completion(1)])
+        lane = Lane(source, 16, 30, spins=True)
+        lane.start(asyncio.get_running_loop())
+        source.wake()
+        await until(lambda: source.parked == 1)
+        spun = len(source.spun)
+        await asyncio.sleep(0.001)
+        assert (source.parked, len(source.spun)) == (1, spun)
 
     asyncio.run(scenario())
 

@@ -244,7 +244,7 @@ def test_a_drain_still_finds_its_proof_on_a_failed_lane(progress: str) -> None:
 def test_a_lane_is_replaced_once_nothing_is_on_it(progress: str) -> None:
     async def scenario() -> None:
         async with open_bench(config=replace(CONFIG, progress=progress)) as bench:
-            lanes, lkey, domain = bench.device.lanes, bench.block.lkey, bench.device._domain
+            lanes, lkey, domain = bench.device.lanes, bench.block.lkey, bench.device.domain
             old = bench.requester.lane
             assert lanes.recover() == 0  # nothing has failed
             await broken(bench)
@@ -258,7 +258,7 @@ def test_a_lane_is_replaced_once_nothing_is_on_it(progress: str) -> None:
             assert old.poll() == 0  # who still knows it finds nothing there
             found = lanes.statistics()
             assert (found.lanes, found.lanes_failed, found.recoveries) == (2, 0, 1)
-            assert bench.device._domain is domain
+            assert bench.device.domain is domain
             assert bench.block.lkey == lkey
             bench.requester = bench.device.create_queue_pair(bench.causes.append)
             assert bench.requester.lane not in (old, bench.source.lane)

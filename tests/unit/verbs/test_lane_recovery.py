@@ -34,16 +34,16 @@ def test_the_owner_of_progress_is_replaced(side: str, progress: str) -> None:
             assert await ready(pair)
             await Get(pair, 300_000).run()
             (old,) = device.lanes.lanes
-            natives = (device._context.native, device._domain.native)
+            natives = (device._context.native, device.domain.native.native)
             held = await path.memory.register(memoryview(bytearray(8192)))
-            keys = device.windows.history.keys_used
+            keys = device.domain.windows.history.keys_used
             fake.raise_event(AsyncEventKind.CQ_ERR, old.cq)
             await until(lambda: path.rail_statistics().progress_recoveries == 1)
             assert old not in device.lanes.lanes
             assert not old.charged
             assert device.lanes.failed is None
-            assert (device._context.native, device._domain.native) == natives
-            assert device.windows.history.keys_used >= keys
+            assert (device._context.native, device.domain.native.native) == natives
+            assert device.domain.windows.history.keys_used >= keys
             assert device.active  # the route was never fenced
             await path.memory.deregister(held)
             await asyncio.sleep(CONFIG.connect_backoff_s)

@@ -209,13 +209,13 @@ def snapshot(pair: ScriptedPair) -> dict[str, object]:
         direction, member = array.name.direction, array.member(0)
         assert member is not None
         found[f"{direction} slots"] = (member.queue_pair.send_free, member.queue_pair.recv_free)
-        found[f"{direction} bindings"] = len(member._free_bindings)
+        found[f"{direction} bindings"] = len(member._bindings.free)
         found[f"{direction} admission"] = member.admission._slots_free
         found[f"{direction} transfers"] = len(member._transfers)
     for (_, number), source in pair.owner._sources._arrays.items():
         served = source.members[0]
         found[f"{number} slots"] = (served.queue_pair.send_free, served.queue_pair.recv_free)
-        found[f"{number} receives"] = len(served._free_receives)
+        found[f"{number} receives"] = len(served._receives.free)
         found[f"{number} windows"] = served._windows.taken
     return found
 

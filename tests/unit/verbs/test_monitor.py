@@ -88,8 +88,8 @@ def test_registrations_and_keys_outlive_a_fence() -> None:
             device = rail.device
             region = await rail.register()
             keys = region.lkey, region.native
-            kept = device.windows.history, device.windows.parked, device._domain, device.regions
-            domain = device._domain.native
+            kept = device.domain, device.domain.windows, device.domain.regions
+            domain = device.domain.native.native
             rail.fake.set_port(active=False)
             await watch.seconds(NOW)
             await rail.register()  # on a paused rail, too
@@ -97,8 +97,8 @@ def test_registrations_and_keys_outlive_a_fence() -> None:
             await watch.seconds(NOW)
             assert device.active
             assert (region.lkey, region.native) == keys
-            assert device._domain.native == domain
-            now = device.windows.history, device.windows.parked, device._domain, device.regions
+            assert device.domain.native.native == domain
+            now = device.domain, device.domain.windows, device.domain.regions
             assert all(a is b for a, b in zip(kept, now, strict=True))
 
     run_virtual(scenario())

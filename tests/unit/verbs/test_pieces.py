@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
+from errno import ENOMEM
 
 import pytest
 
@@ -17,7 +18,7 @@ from orbit.testing.pattern import pattern
 from orbit.transport.interface import Exposure, RegisteredRange, Span, Target
 from orbit.transport.pieces import cut_span, cut_target, join_spans, join_targets
 from orbit.verbs import records
-from orbit.verbs.scripted_fabric import RECEIVE
+from orbit.verbs.scripted_fabric import FOREVER, RECEIVE
 from orbit.verbs.settings import RdmaPathConfig
 from orbit.verbs.turn import PostResult
 from tests.contract.rdma_pairs import QUICK, Get, Put, ScriptedPair, counts, rdma_pair
@@ -179,6 +180,7 @@ def test_pieces_that_do_not_fit_are_windows_busy_and_cost_nothing() -> None:
 
 def test_keys_that_run_out_in_the_middle_publish_nothing() -> None:
     async def scenario(pair: ScriptedPair) -> None:
+        pair.a.fail_verb("alloc_pd", ENOMEM, count=FOREVER)  # no fresh domain
         for lease in range(1, 2 * 255 - 3):  # three keys are left
             await Get(pair, 64, lease).run()
         with pytest.raises(PathUnavailable) as caught:

@@ -37,8 +37,8 @@ def test_a_port_that_goes_down_in_the_middle_fails_the_get_and_comes_back(
             get = Get(pair, 300_000)
             pulling = asyncio.create_task(get.pull(await get.expose()))
             await asyncio.sleep(0)
-            domains = [device._domain.native for device in path.devices]
-            keys = path.devices[0].windows.history.keys_used
+            domains = [device.domain.native.native for device in path.devices]
+            keys = path.devices[0].domain.windows.history.keys_used
             fake.set_port(active=False)
             with pytest.raises(PathFailed):
                 await pulling
@@ -50,8 +50,8 @@ def test_a_port_that_goes_down_in_the_middle_fails_the_get_and_comes_back(
             fake.set_port(active=True)
             await until(lambda: path.rails()[0].active)
             assert path.rail_statistics().route_recoveries == 1
-            assert [device._domain.native for device in path.devices] == domains
-            assert path.devices[0].windows.history.keys_used >= keys
+            assert [device.domain.native.native for device in path.devices] == domains
+            assert path.devices[0].domain.windows.history.keys_used >= keys
             await pair.consumer.prepare(pair.consumer_session)
             await Get(pair, 300_000, 2).run()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from errno import ENOMEM
 
 import pytest
 
@@ -15,7 +16,7 @@ from orbit.protocol.binding import GrantRecord
 from orbit.protocol.descriptor import decode_descriptor
 from orbit.transport.interface import Exposure
 from orbit.verbs import records
-from orbit.verbs.scripted_fabric import ANY_OPCODE, RECEIVE
+from orbit.verbs.scripted_fabric import ANY_OPCODE, FOREVER, RECEIVE
 from orbit.verbs.settings import RdmaPathConfig
 from tests.contract.rdma_pairs import (
     QUICK,
@@ -150,6 +151,7 @@ def test_six_hundred_grants_never_use_a_key_twice(rxe: bool) -> None:
 
 def test_keys_that_run_out_are_window_keys() -> None:
     async def scenario(pair: ScriptedPair) -> None:
+        pair.a.fail_verb("alloc_pd", ENOMEM, count=FOREVER)  # no fresh domain
         for lease in range(1, 2 * 255):  # one key of two indexes went to the start probe
             await Get(pair, 64, lease).run()
         assert pair.owner.statistics().window_keys_remaining == 0
@@ -265,15 +267,17 @@ def test_a_target_that_cannot_be_proven_free_is_retained() -> None:
         assert statistics.retained_bytes == 5000
         assert len(statistics.retained) == 2  # the target and the queue pair
         await get.retract(transferred=False)
+        with pytest.raises(Unquiesced):
+            await pair.consumer.close()
+        assert pair.consumer.statistics().retained_bytes == 5000
 
     async def main() -> None:
-        config = replace(QUICK, progress_timeout_s=0.05, drain_timeout_s=0.05)
+        config = replace(QUICK, progress_timeout_s=0.05)
         async with rdma_pair(config=config, pinned_targets=False) as pair:
             await pair.consumer.prepare(pair.consumer_session)
             await scenario(pair)
 
-    with pytest.raises(Unquiesced):  # the path cannot be closed either, and says so
-        asyncio.run(main())
+    asyncio.run(main())  # the proof has come when the path is closed once more
 
 
 def test_a_partly_posted_round_fails_the_get_and_not_its_peer() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orbit.verbs.topology import numa_distances, numa_node_of, pci_distance, pci_path_of
+from orbit.verbs.topology import numa_distances, numa_node_of, pci_bridges_of
 
 ROOT, BRIDGE = "0000:3a:00.0", "0000:3b:00.0"
 
@@ -47,31 +47,43 @@ def test_a_software_device_has_the_node_of_its_interface(sysfs: Path) -> None:
     assert numa_node_of(folder, sysfs=sysfs) == -1
 
 
+def test_what_has_no_node_itself_has_that_of_the_card_it_hangs_on(sysfs: Path) -> None:
+    virtio = sysfs / "devices/pci0000:40" / ROOT / BRIDGE / "virtio3"
+    virtio.mkdir(parents=True)
+    write(virtio.parent / "numa_node", "1")
+    write(virtio.parent.parent / "numa_node", "0")
+    write(sysfs.parent / "numa_node", "3")  # no device
+    folder = sysfs / "class/infiniband/rxe0"
+    write(folder / "parent", "eth0")
+    (sysfs / "class/net/eth0").mkdir(parents=True)
+    (sysfs / "class/net/eth0/device").symlink_to(virtio)
+    assert numa_node_of(folder, sysfs=sysfs) == 1
+    (virtio.parent / "numa_node").unlink()
+    (virtio.parent.parent / "numa_node").unlink()
+    assert numa_node_of(folder, sysfs=sysfs) == -1
+
+
 def test_without_sysfs_nothing_is_known(sysfs: Path) -> None:
     folder = sysfs / "class/infiniband/rxe0"
     assert numa_node_of(folder, sysfs=sysfs) == -1
-    assert pci_path_of(folder, sysfs=sysfs) == ()
+    assert pci_bridges_of(folder, sysfs=sysfs) == 0
     assert numa_distances(0, sysfs=sysfs) == {}
 
 
-def test_pci_paths_tell_how_far_two_devices_are_apart(sysfs: Path) -> None:
-    a = pci_path_of(hardware(sysfs, "a", ROOT, BRIDGE, "0000:3c:00.0"), sysfs=sysfs)
-    b = pci_path_of(hardware(sysfs, "b", ROOT, BRIDGE, "0000:3c:00.1"), sysfs=sysfs)
-    c = pci_path_of(hardware(sysfs, "c", ROOT, "0000:3d:00.0"), sysfs=sysfs)
-    far = pci_path_of(hardware(sysfs, "far", "0000:80:00.0"), sysfs=sysfs)
-    assert a == (ROOT, BRIDGE, "0000:3c:00.0")
-    assert pci_distance(a, a) == 0
-    assert pci_distance(a, b) == pci_distance(b, a) == 2
-    assert pci_distance(a, c) == 3
-    assert pci_distance(a, far) is None
-    assert pci_distance(a, ()) is None
+def test_bridges_between_a_device_and_the_processor(sysfs: Path) -> None:
+    for name, path, bridges in (
+        ("a", (ROOT, BRIDGE, "0000:3c:00.0"), 2),
+        ("b", (ROOT, "0000:3d:00.0"), 1),
+        ("c", ("0000:80:00.0",), 0),
+    ):
+        assert pci_bridges_of(hardware(sysfs, name, *path), sysfs=sysfs) == bridges
 
 
 def test_a_circle_of_links_is_no_path(sysfs: Path) -> None:
     folder = sysfs / "class/infiniband/odd"
     folder.mkdir(parents=True)
     (folder / "device").symlink_to(folder / "device")
-    assert pci_path_of(folder, sysfs=sysfs) == ()
+    assert pci_bridges_of(folder, sysfs=sysfs) == 0
     assert numa_node_of(folder, sysfs=sysfs) == -1
 
 

@@ -40,7 +40,7 @@ def run(scenario: Scenario, settings: PoolSettings | None = None, count: int = 2
 def region_of(rig: PoolRig, held: RegisteredRange, number: int = 0) -> NativeRegion:
     holder = held.parts[0].arena
     assert isinstance(holder, KeyHolder)
-    region = holder.region(rig.contexts[number])
+    region = holder.region(rig.contexts[number].domain)
     assert region is not None
     return region
 
@@ -59,7 +59,7 @@ def test_windows_are_bound_in_the_parent_alone(remote: bool) -> None:
     async def scenario(rig: PoolRig) -> None:
         held = await rig.memory.register(memoryview(bytearray(8192)), remote=remote)
         queue_pair = await connected(rig)
-        windows = rig.contexts[0].window_pool()
+        windows = rig.contexts[0].domain.windows.pool()
         fresh = windows.take()
         bound: list[Completion] = []
 

@@ -85,6 +85,51 @@ def test_an_index_too_many_is_refused() -> None:
     assert not history.admit(3 << 8)
 
 
+def test_keys_are_scarce_at_a_tenth_and_that_is_told_once() -> None:
+    history, told = KeyHistory(2), list[int]()
+    history.watch(lambda: told.append(history.keys_remaining))
+    history.admit(1 << 8)
+    history.admit(2 << 8)
+    key = 1 << 8
+    for _ in range(255):
+        key = history.next_key(key) or 0
+    key = 2 << 8
+    for _ in range(255 - 52):
+        key = history.next_key(key) or 0
+    assert not told
+    assert not history.scarce
+    for _ in range(5):
+        key = history.next_key(key) or 0
+    assert told == [51]
+    assert history.scarce
+    history.watch(lambda: told.append(-1))  # who comes later hears at once
+    assert told == [51, -1]
+
+
+def test_tags_of_a_freed_window_are_out_of_reach_until_its_index_comes_back() -> None:
+    history = KeyHistory(1)
+    assert history.admit(1 << 8)
+    key = history.next_key(1 << 8) or 0
+    assert not history.scarce
+    history.freed(key)
+    assert history.scarce
+    assert history.keys_remaining == 254  # they are not used up
+    assert history.admit(1 << 8 | 0x80)
+    assert not history.scarce
+    assert history.next_key(1 << 8 | 0x80) is not None
+
+
+def test_a_pool_that_finds_no_key_says_so() -> None:
+    domain = FakeDomain([1 << 8, 2 << 8])
+    pool, history = make_pool(domain, indices_max=1)
+    told: list[bool] = []
+    history.watch(lambda: told.append(history.ran_out))
+    pool.take()
+    with pytest.raises(PathUnavailable):
+        pool.take()
+    assert told == [True]
+
+
 def test_a_window_comes_back_with_a_fresh_key() -> None:
     domain = FakeDomain([3 << 8])
     pool, history = make_pool(domain)

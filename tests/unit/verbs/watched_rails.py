@@ -66,7 +66,7 @@ class WatchedRail:
 
     async def register(self) -> NativeRegion:
         address = address_of(memoryview(self._memory))
-        region = await self.device.register(address, len(self._memory), ACCESS_LOCAL_WRITE)
+        region = await self.device.domain.register(address, len(self._memory), ACCESS_LOCAL_WRITE)
         self.regions.append(region)
         return region
 
@@ -141,7 +141,7 @@ async def watched(
         rail.device.state.fence("the test is over")
         await asyncio.sleep(1)
         for region in rail.regions:
-            await rail.device.deregister(region)
+            await rail.device.domain.deregister(region)
         await rail.device.close()
         counters = rail.fake.counters()
         assert not counters.misuse, counters

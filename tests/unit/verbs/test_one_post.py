@@ -1,0 +1,92 @@
+"""Transfers that start together on one queue pair leave in one post, and fail together with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from orbit.errors import PathFailed
+from orbit.model import Direction
+from orbit.testing.path_rail_cases import RunTransfer, connect_all
+from orbit.testing.waiting import until
+from orbit.verbs import records
+from orbit.verbs.turn import PostResult
+from tests.contract.rdma_pairs import ScriptedPair, counts, rdma_pair
+
+MIB = 1 << 20
+Scenario = Callable[[ScriptedPair], Awaitable[None]]
+
+
+def run(scenario: Scenario) -> None:
+    async def main() -> None:
+        async with rdma_pair(pinned_targets=False, rails=2) as pair:
+            await scenario(pair)
+
+    asyncio.run(main())
+
+
+def watch(pair: ScriptedPair) -> list[int]:
+    """Work requests of each post of the requester from now on."""
+    posts: list[int] = []
+    turn = pair.consumer.devices[0].turn
+    post_send = turn.post_send
+
+    def watching(qp: int, requests: Sequence[bytes]) -> PostResult:
+        posts.append(len(requests))
+        return post_send(qp, requests)
+
+    turn.post_send = watching  # type: ignore[method-assign]
+    return posts
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_all_that_a_queue_pair_has_room_for_is_one_post(direction: Direction) -> None:
+    async def scenario(pair: ScriptedPair) -> None:
+        arrays = await connect_all(pair, direction)
+        transfer = RunTransfer(
+            pair, [(a, 1000) for a in arrays for _ in range(8)], direction=direction
+        )
+        exposure = await transfer.expose()
+        posts = watch(pair)
+        await transfer.move(exposure)
+        assert posts == [8, 8, 8, 8]  # on each of four queue pairs 4 pieces and 4 receipts
+        await transfer.finish()
+        assert counts(pair.owner)["receipts"] == 16
+        transfer.free()
+
+    run(scenario)
+
+
+def test_what_has_no_room_waits_for_a_later_post() -> None:
+    async def scenario(pair: ScriptedPair) -> None:
+        (first, _) = await connect_all(pair, Direction.READ)
+        transfer = RunTransfer(pair, [(first, 3 * MIB)] * 4)  # 4 MiB may be in flight
+        exposure = await transfer.expose()
+        posts = watch(pair)
+        await transfer.move(exposure)
+        assert len(posts) > 2
+        await transfer.finish()
+        transfer.free()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_post_that_is_refused_in_the_middle_fails_all_and_leaves_nothing(known: bool) -> None:
+    async def scenario(pair: ScriptedPair) -> None:
+        (first, _) = await connect_all(pair, Direction.READ)
+        transfer = RunTransfer(pair, [(first, 1000)] * 8)
+        exposure = await transfer.expose()
+        pair.b.refuse_post(records.READ, 12, known=known, skip=2)
+        with pytest.raises(PathFailed):
+            await transfer.move(exposure)
+        pair.b.clear_rules()
+        await transfer.retract(transferred=False)
+        await until(lambda: not pair.owner.statistics().grants_active)
+        for path in (pair.owner, pair.consumer):
+            assert not path.statistics().retained
+        transfer.free()
+
+    run(scenario)
