@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
+_PAGE_BYTES = 4 * KIB
 
 # rdma_min_bytes <= DEFAULT_THRESHOLD < DEFAULT_CHUNK_SIZE: a payload that is staged because it is
 # large is then large enough for the RDMA path from its first byte over the threshold.
@@ -104,7 +105,7 @@ class RdmaConfig:
     window_key_indices_max: int = 65_536
     device_timeout_s: float = 2.0  # bound on one connect or teardown step
     # How completions are found (D10): "event" sleeps in the event loop, "spin" polls for `spin_us`
-    # after activity first (messages only), "polling" has a native thread for each completion queue,
+    # after activity first, "polling" has a native thread for each completion queue,
     # which takes a processor while there is traffic.
     progress: str = "event"
     spin_us: int | None = None  # None: by mode; none in event mode on one or two processors
@@ -286,7 +287,7 @@ class EngineConfig:
     num_lanes: int = 2  # completion queues per device, and queue pairs per array
     progress: str = "event"  # how completions are found: "event" or "polling"
     max_endpoints: int = 64
-    max_grants: int = 64  # that this side holds or has asked for, all transfers together
+    max_grants: int = 64  # asked for by all transfers together; and once more, granted to peers
     max_send_wr: int = 16
     max_cqes: int = 1024
     max_direct_bytes: int = 64 * MIB  # of registered ranges on loan to transfers
@@ -320,22 +321,23 @@ class EngineConfig:
         _check_seconds("engine.monitor_interval", self.monitor_interval)
 
     @classmethod
-    def for_bytes(cls, nbytes: int, *, rails: int = 1, **changes: Any) -> Self:
-        """Budgets under which `nbytes` of remotely accessible regions can be registered on `rails`
-        devices and be on their way at once.
+    def for_bytes(cls, nbytes: int, *, rails: int = 1, regions: int = 1, **changes: Any) -> Self:
+        """Budgets under which `nbytes` of remotely accessible memory, in so many regions, can be
+        registered on `rails` devices and be on their way at once. No smaller ones do that for all
+        sizes and addresses of the regions; none is smaller than its default.
 
         A region that peers may reach has two registrations on every device, so the default of
         `max_cached_mr_bytes` allows one of 32 MiB on one device and one of 16 MiB on two.
         """
         _check_range("nbytes", nbytes, 1, 1 << 48)
         _check_range("rails", rails, 1, 64)
+        _check_range("regions", regions, 1, nbytes)
         views = 2 * rails
-        page = 4 * KIB  # each registration pins whole pages
-        pages = -(-nbytes // page) + 1
         base = cls()
+        pinned = _pages_max(nbytes, regions) * _PAGE_BYTES
         budgets = {
-            "max_cached_mr_bytes": max(base.max_cached_mr_bytes, pages * page * views),
-            "max_cached_mrs": max(base.max_cached_mrs, views),
+            "max_cached_mr_bytes": max(base.max_cached_mr_bytes, pinned * views),
+            "max_cached_mrs": max(base.max_cached_mrs, regions * views),
             "max_direct_bytes": max(base.max_direct_bytes, nbytes),
             "max_staging_bytes": max(base.max_staging_bytes, nbytes),
         }
@@ -494,6 +496,14 @@ def _integer(knob: str, text: str) -> int:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _pages_max(nbytes: int, regions: int) -> int:
+    """Pages that so many bytes lie in, however they are divided among the regions: the first byte
+    of each may be the last of its page, and each but one may have one byte more behind it.
+    """
+    short = min(regions - 1, nbytes - regions)
+    return regions + short - (regions + short - nbytes) // _PAGE_BYTES
 
 
 def _check_range(knob: str, value: object, low: int, high: int) -> None:

@@ -72,6 +72,14 @@ STDOUT, STDERR = 1, 2
     help="Processors of each machine.",
 )
 @click.option(
+    "--numa",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Memory nodes, with the rails on each in turn; 2 needs --hosts 1.",
+)
+@click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),
     default=None,
@@ -108,6 +116,7 @@ def softroce(
     peer_command: str,
     memory: int,
     cpus: int,
+    numa: int,
     timeout: float | None,
     results: Path | None,
     accel: Literal["auto", "kvm", "tcg"],
@@ -132,7 +141,7 @@ def softroce(
         raise click.UsageError("--peer-command needs --vms 2")
     try:
         options = LabOptions(
-            topology=Topology(hosts, vms, rails, mtu, netem),
+            topology=Topology(hosts, vms, rails, mtu, netem, numa),
             memory_mb=memory,
             cpus=cpus,
             timeout_s=timeout,

@@ -1,5 +1,6 @@
 """Which rail carries which slice: of the rails that the mask allows, the best tier; there, the one
-with the fewest bytes in flight; among equals, same-name pairs, and then each in its turn.
+with the fewest bytes in flight; among equals, same-name pairs, then those behind the fewest PCI
+bridges, and then each in its turn.
 
 Decisions over facts that the caller gathers. It connects nothing, and what it charges is a count of
 bytes per NIC, not memory.
@@ -50,6 +51,7 @@ class Candidate:
     device: str
     tier: int = TIER_SAME_NODE
     same_name: bool = False
+    bridges: int = 0  # between the NIC and the processor
 
 
 class PlannedRun(NamedTuple):
@@ -161,9 +163,10 @@ class Selector:
         return Plan(tuple(runs), tuple(planned.items()), tuple(reasons))
 
     def _next(self, eligible: Sequence[Candidate], planned: Mapping[int, int]) -> Candidate:
-        def rank(candidate: Candidate) -> tuple[int, bool]:
+        def rank(candidate: Candidate) -> tuple[int, bool, int]:
             nic = candidate.nic
-            return self.load.charged(nic) + planned.get(nic, 0), not candidate.same_name
+            charged = self.load.charged(nic) + planned.get(nic, 0)
+            return charged, not candidate.same_name, candidate.bridges
 
         best = min(map(rank, eligible))
         equal = sorted((c for c in eligible if rank(c) == best), key=_place)
@@ -192,7 +195,7 @@ class Selector:
         least = min(self.load.charged(other.nic) for other in eligible)
         if before > least:
             return f"{who}: {before} bytes were in flight, {least} on another rail"
-        return f"{who}: as good as what was chosen, and its turn is later"
+        return f"{who}: no better than what was chosen, or its turn is later"
 
 
 def _eligible(candidates: Sequence[Candidate], mask: int | None) -> list[Candidate]:

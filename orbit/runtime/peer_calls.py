@@ -143,9 +143,11 @@ class PeerCalls:
     async def _admit(self, access: Access, request: AcquireRequest) -> None:
         """Lock the ranges, and have the source's room for them."""
         access.lock(_ranges(request, access.slot.memory.staged.nbytes))
-        path = PathName.TCP if request.rdma is None else PathName.RDMA
+        offer, grants = request.rdma, 0
+        if offer is not None:
+            grants = count_grants((piece.view.nbytes for piece in access.span.pieces), offer.runs)
         wait_s = min(self._config.lease_timeout / 2, ADMIT_S_MAX)
-        await access.admit(path, asyncio.get_running_loop().time() + wait_s)
+        await access.admit(grants, asyncio.get_running_loop().time() + wait_s)
         if not self._store.is_held(access.lease_id):
             raise _ended_early(access)
 

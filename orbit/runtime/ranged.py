@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ..errors import InternalError, RangeBusy
 from ..memory.range_locks import LOCKS, RangeLock
-from ..model import Direction, PathName
+from ..model import Direction
 from ..transport.interface import Span
 from ..transport.pieces import check_range, cut_span, join_spans
 
@@ -37,12 +37,11 @@ class Hold(Protocol):
 class Source(Protocol):
     """Who gives room to the leases on one ranged slot."""
 
-    async def admit(
-        self, part: Span, direction: Direction, path: PathName, deadline: float
-    ) -> Hold:
-        """Room for one lease on those bytes of the slot, which that path will carry; waits for it
-        at most until `deadline` (loop time). Raises BudgetExceeded (more than all of it),
-        DeadlineExceeded, BusyError; nothing is held then.
+    async def admit(self, part: Span, direction: Direction, grants: int, deadline: float) -> Hold:
+        """Room for one lease on those bytes of the slot, which devices will reach by so many grants
+        (0: none of them does, they go over TCP); waits for it at most until `deadline` (loop time).
+        Raises BudgetExceeded (more than all of it), DeadlineExceeded, BusyError; nothing is held
+        then.
         """
 
 
@@ -65,9 +64,7 @@ class DirectSource:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
 
-    async def admit(
-        self, part: Span, direction: Direction, path: PathName, deadline: float
-    ) -> Hold:
+    async def admit(self, part: Span, direction: Direction, grants: int, deadline: float) -> Hold:
         """See Source."""
         return _DirectHold(part, await self._budget.take(part.nbytes, deadline))
 
@@ -134,13 +131,13 @@ class RangedPart:
         """What is exposed; after `admit` perhaps a private copy of it."""
         return self._span if self._hold is None else self._hold.span
 
-    async def admit(self, path: PathName, deadline: float) -> None:
+    async def admit(self, grants: int, deadline: float) -> None:
         """Have room for it, or for none when it is over by then. Once. Raises as Source.admit."""
         if self._source is None:
             return
         if self._hold is not None:
             raise InternalError("a lease was given room twice")
-        hold = await self._source.admit(self._span, self._direction, path, deadline)
+        hold = await self._source.admit(self._span, self._direction, grants, deadline)
         if self.over:
             hold.give_back()
         else:

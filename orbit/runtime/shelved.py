@@ -157,10 +157,12 @@ class Access:
             raise UnknownHandle(str(self.slot.handle))
         self._part = RangedPart(ranged, staged.span, ranges, self.direction)
 
-    async def admit(self, path: PathName, deadline: float) -> None:
-        """Have the source's room for what is locked. Raises as Source.admit."""
+    async def admit(self, grants: int, deadline: float) -> None:
+        """Have the source's room for what is locked, which so many grants will be about. Raises as
+        Source.admit.
+        """
         if self._part is not None:
-            await self._part.admit(path, deadline)
+            await self._part.admit(grants, deadline)
 
     async def expose(
         self, path: DataPath, session: Session, array: int = 0, runs: Sequence[SliceRun] = ()

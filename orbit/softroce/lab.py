@@ -195,6 +195,7 @@ def _run_once(
                 results=results,
                 memory_mb=options.memory_mb,
                 cpus=options.cpus,
+                numa=options.topology.numa,
                 network=options.topology.network_arguments(role, str(run_folder)),
             )
             machine = Machine(spec, guest.qemu)

@@ -60,6 +60,7 @@ class MachineSpec:
     results: Path
     memory_mb: int
     cpus: int
+    numa: int = 1  # memory nodes
     network: list[str] = field(default_factory=lambda: ["-nic", "none"])
 
 
@@ -217,6 +218,7 @@ def machine_arguments(spec: MachineSpec, qemu: Qemu, descriptors: dict[Stream, i
     """The whole QEMU command line of a lab guest."""
     argv = qemu.arguments(spec.accelerator, spec.kernel, spec.initramfs)
     argv += ["-smp", str(spec.cpus), "-m", str(spec.memory_mb)]
+    argv += _memory_nodes(spec)
     argv += ["-append", qemu.kernel_arguments()]
     argv += _shared_folder("hostroot", Path("/"), "readonly=on")
     argv += _shared_folder("control", spec.control)
@@ -227,6 +229,20 @@ def machine_arguments(spec: MachineSpec, qemu: Qemu, descriptors: dict[Stream, i
         argv += ["-chardev", f"socket,id={name},fd={descriptors[name]}"]
         argv += ["-device", f"virtserialport,chardev={name},name=orbit.{name}"]
     return [*argv, "-device", "virtio-rng-pci", *spec.network]
+
+
+def _memory_nodes(spec: MachineSpec) -> Iterable[str]:
+    """Memory and processors divided evenly, the nodes 21 apart (10 is local)."""
+    if spec.numa == 1:
+        return
+    for node in range(spec.numa):
+        size = spec.memory_mb * (node + 1) // spec.numa - spec.memory_mb * node // spec.numa
+        yield from ("-object", f"memory-backend-ram,id=memory{node},size={size}M")
+        cpus = [cpu for cpu in range(spec.cpus) if cpu * spec.numa // spec.cpus == node]
+        words = "".join(f",cpus={cpu}" for cpu in cpus)
+        yield from ("-numa", f"node,nodeid={node},memdev=memory{node}{words}")
+    for node in range(1, spec.numa):
+        yield from ("-numa", f"dist,src={node - 1},dst={node},val=21")
 
 
 def _shared_folder(tag: str, path: Path, *more: str) -> Iterable[str]:

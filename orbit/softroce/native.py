@@ -27,6 +27,8 @@ def require_native(topology: Topology, root: Path = Path("/")) -> None:
     """Raises LabError or UsageError with the reason why the running kernel cannot be the lab."""
     if topology.vms != 1:
         raise UsageError("--native runs no virtual machines: leave --vms out")
+    if topology.numa != 1:
+        raise UsageError("--native has the memory nodes that there are: leave --numa out")
     release = platform.release()
     if not (root / "sys/module/rdma_rxe").exists() and not module_exists(root, release):
         raise LabError(

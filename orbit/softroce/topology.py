@@ -15,19 +15,21 @@ Role = Literal["A", "B"]
 
 RAILS_MAX = 8
 MTU_MIN, MTU_MAX = 576, 9000
+NODES_MAX = 2  # of memory
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
     """`hosts` in one guest, or `vms` guests with one host each. `mtu_bytes` is the net devices'
     MTU: 1500 gives RoCE 1024 byte packets, 4200 the largest, 4096. `netem` are tc-netem words put
-    on both ends of every rail."""
+    on both ends of every rail. With `numa` memory nodes, rails are cards on these in turn."""
 
     hosts: int = 2
     vms: int = 1
     rails: int = 1
     mtu_bytes: int = 1500
     netem: str = ""
+    numa: int = 1
 
     def __post_init__(self) -> None:
         if self.hosts not in (1, 2):
@@ -40,6 +42,12 @@ class Topology:
             raise ConfigError("rails", self.rails, f"must be 1 to {RAILS_MAX}")
         if not MTU_MIN <= self.mtu_bytes <= MTU_MAX:
             raise ConfigError("mtu", self.mtu_bytes, f"must be {MTU_MIN} to {MTU_MAX}")
+        if not 1 <= self.numa <= NODES_MAX:
+            raise ConfigError("numa", self.numa, f"must be 1 to {NODES_MAX}")
+        if self.numa > 1 and self.layout != "single":
+            raise ConfigError(
+                "numa", self.numa, "needs --hosts 1: links between hosts are no cards"
+            )
         if "\n" in self.netem or "\0" in self.netem:
             raise ConfigError("netem", self.netem, "must be one line of tc-netem words")
 
@@ -68,11 +76,15 @@ class Topology:
             "RAILS": str(self.rails),
             "MTU": str(self.mtu_bytes),
             "NETEM": self.netem,
+            "NUMA": str(self.numa),
         }
 
     def network_arguments(self, role: Role, sockets: str) -> list[str]:
-        """QEMU arguments for the links of one of two machines; none for a lab inside one guest.
-        `sockets` is a folder with a short path: a unix socket's path has at most 107 bytes."""
+        """QEMU arguments for the links of one of two machines, or for the cards of one with several
+        memory nodes; none for another lab inside one guest. `sockets` is a folder with a short
+        path: a unix socket's path has at most 107 bytes."""
+        if self.numa > 1:
+            return self._cards()
         if self.layout != "machines":
             return ["-nic", "none"]
         own, other, last = ("a", "b", 1) if role == "A" else ("b", "a", 2)
@@ -86,4 +98,17 @@ class Topology:
                 "-device",
                 f"virtio-net-pci,netdev=link{link},mac={mac},host_mtu=9000",
             ]
+        return arguments
+
+    def _cards(self) -> list[str]:
+        """One for each rail, that nothing is connected to, behind a bridge of its memory node."""
+        arguments: list[str] = []
+        for node in range(self.numa):
+            bridge = f"pxb,id=node{node},bus=pci.0,bus_nr={0x40 * (node + 1)},numa_node={node}"
+            arguments += ["-device", bridge]
+        for rail in range(self.rails):
+            where = f"bus=node{rail % self.numa},addr={1 + rail // self.numa}"
+            card = f"virtio-net-pci,netdev=link{rail},mac=52:54:00:0b:{rail:02x}:01,{where}"
+            arguments += ["-netdev", f"hubport,id=link{rail},hubid={rail}"]
+            arguments += ["-device", f"{card},host_mtu=9000"]
         return arguments

@@ -32,6 +32,7 @@ class RailFacts:
     link_layer: str = "ethernet"
     detail: str = ""
     numa_distances: tuple[tuple[int, int], ...] = ()  # node, and how far it is from this rail's
+    pci_bridges: int = 0  # between it and the processor
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,12 +156,13 @@ class RailState:
             return f"the LID was {rail.lid} and is {view.port.lid}"
         if view.gid_index is None:
             return f"GID {rail.gid} is not at index {rail.gid_index} any more"
+        if view.gid_index != rail.gid_index:  # it was removed and added: queue pairs have no row
+            return f"GID {rail.gid} has moved from index {rail.gid_index} to {view.gid_index}"
         return ""
 
     def follow(self, view: RailView) -> None:
         """What may change under a rail that serves: new connections use it."""
-        if view.gid_index is not None:
-            self.rail = replace(self.rail, gid_index=view.gid_index, mtu=view.port.mtu)
+        self.rail = replace(self.rail, mtu=view.port.mtu)
 
     def choose(self, view: RailView) -> RailHint | None:
         """The address to serve under, by the pins and the ranking; None: the port has none."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
+from errno import ENOMEM
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from orbit.testing.world import World, WorldNode
 from orbit.verbs import records, status
 from orbit.verbs.opening import open_rdma_path
 from orbit.verbs.rdma_path import RdmaPath
-from orbit.verbs.scripted import ScriptedDevice, ScriptedFabric, ScriptedProvider
+from orbit.verbs.scripted import FOREVER, ScriptedDevice, ScriptedFabric, ScriptedProvider
 from orbit.verbs.settings import RdmaPathConfig
 
 Run = Callable[[Any], Any]
@@ -155,6 +156,7 @@ def test_window_keys_run_out(run_async: Run) -> None:
     async def main() -> None:
         few = replace(QUICK, window_key_indices_max=3)
         async with two_hosts(rdma=few) as (_, owner, consumer):
+            owner.device.fail_verb("alloc_pd", ENOMEM, count=FOREVER)  # no fresh domain
             reasons = []
             for _ in range(800):
                 lease = await get(owner, consumer, 65_536)

@@ -17,7 +17,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Its scripts run from their own folder."""
     monkeypatch.setattr(sys, "path", [BENCH, *sys.path])
     yield importlib.import_module("gets")
-    for name in ("gets", "ends"):
+    for name in ("gets", "ends", "engine", "perftest"):
         sys.modules.pop(name, None)
 
 
@@ -49,3 +49,31 @@ def test_a_row_has_a_cell_for_each_column(bench: Any) -> None:
     assert p50.startswith("2000000 ")
     assert p99 == "2000000"
     assert rate.startswith("2.000 ")
+
+
+def test_a_result_of_perftest_is_the_line_that_begins_with_its_size(bench: Any) -> None:
+    perftest = importlib.import_module("perftest")
+    text = (
+        " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n"
+        " 65536      20             0.00               38.11                0.000610\n"
+    )
+    assert perftest.result_words(text, 65536)[3] == "38.11"
+    assert perftest.result_words(text, 6553) == []
+    assert perftest.result_words("", 65536) == []
+
+
+def test_an_engines_row_compares_within_a_round(bench: Any) -> None:
+    engine = importlib.import_module("engine")
+    side = {"cpu_s": 0.001, "crossings": 12.0, "receipts": 2.0, "post_send": 2.0, "post_recv": 1.0}
+    phases = dict.fromkeys(engine.PART_COLUMNS[3:], 1e-3)
+    case = engine.Case("read", 1_000_000, 1, perftest=[1e9, 2e9], bare=[1e9, 1e9])
+    for seconds in (0.002, 0.004):
+        case.ours.append(engine.Sample(seconds, phases, side, side, parents=1))
+    cells = engine.row(case).strip("| ").split(" | ")
+    assert len(cells) == len(engine.COLUMNS)
+    assert cells[6] == "0.31 (0.12 to 0.50)"  # of perftest
+    assert cells[8] == "2.0 (1.0 to 3.0)"  # ms more than the bare chain
+    assert len(engine.part_row(case).strip("| ").split(" | ")) == len(engine.PART_COLUMNS)
+    crossings = engine.crossing_row(case, lanes=2).strip("| ").split(" | ")
+    assert crossings[3:7] == ["2", "12.0", "3.0", "6.0"]  # two grants, on a queue pair each
+    assert len(crossings) == len(engine.CROSSING_COLUMNS)

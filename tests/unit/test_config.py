@@ -22,11 +22,12 @@ from orbit.config import (
     RdmaPoolConfig,
     RendezvousConfig,
     TimeoutConfig,
+    _pages_max,
     lab_environment,
     resolve,
 )
 from orbit.errors import ConfigError
-from orbit.memory.pages import page_range
+from orbit.memory.pages import PAGE_BYTES, page_range
 from orbit.model import Transport
 
 
@@ -340,6 +341,32 @@ def test_budgets_for_bytes_hold_them_wherever_they_lie(
     assert min(config.max_direct_bytes, config.max_staging_bytes) >= nbytes
 
 
+@given(st.lists(st.integers(1, 4 * PAGE_BYTES), min_size=1, max_size=12), st.data())
+def test_budgets_for_regions_hold_them_however_they_are_divided(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    free = EngineConfig.for_bytes(sum(sizes), regions=len(sizes), max_cached_mrs=1)
+    assert free.max_cached_mr_bytes == EngineConfig().max_cached_mr_bytes
+    pages = _pages_max(sum(sizes), len(sizes))
+    lies = [data.draw(st.integers(0, PAGE_BYTES - 1)) for _ in sizes]
+    taken = sum(page_range(at, size)[1] for at, size in zip(lies, sizes, strict=True))
+    assert taken <= pages * PAGE_BYTES
+    # And none fewer would do: as many as can lie across a border do.
+    last = PAGE_BYTES - 1
+    spread = min(len(sizes) - 1, sum(sizes) - len(sizes))
+    worst = [2] * spread + [1] * (len(sizes) - 1 - spread)
+    worst.append(sum(sizes) - sum(worst))
+    assert sum(page_range(last, size)[1] for size in worst) == pages * PAGE_BYTES
+
+
+def test_budgets_for_many_small_regions() -> None:
+    config = EngineConfig.for_bytes(200 * MIB, rails=2, regions=1000)
+    assert config.max_cached_mrs == 1000 * 4
+    pages = 200 * MIB // PAGE_BYTES + 2 * 1000 - 1  # all but one two pages for two bytes of them
+    assert pages * PAGE_BYTES * 4 - 4 * PAGE_BYTES <= config.max_cached_mr_bytes
+    assert config.max_cached_mr_bytes <= pages * PAGE_BYTES * 4
+
+
 def test_budgets_for_few_bytes_are_the_defaults() -> None:
     assert EngineConfig.for_bytes(MIB) == EngineConfig()
 
@@ -354,6 +381,8 @@ def test_budgets_for_bytes_can_be_changed() -> None:
 def test_budgets_for_what_cannot_be(nbytes: int, rails: int) -> None:
     with pytest.raises(ConfigError):
         EngineConfig.for_bytes(nbytes, rails=rails)
+    with pytest.raises(ConfigError):
+        EngineConfig.for_bytes(2, regions=3)
 
 
 def test_an_engines_node_has_what_the_engine_needs() -> None:

@@ -24,6 +24,7 @@ from .budgets import SharedBudget
 from .planning import RailPlanner
 from .tally import Tally
 
+_GRANTS = "engine.max_grants"
 _DIRECT = "engine.max_direct_bytes"
 _STAGING = "engine.max_staging_bytes"
 
@@ -44,21 +45,23 @@ class NodeParts:
 
 
 class Budgets:
-    """Bytes are counted for each role apart: if a source's loans came out of what requests wait
-    for, two engines that read from each other could wait for each other.
+    """Each role is counted apart: if a source's loans came out of what requests wait for, two
+    engines that read from each other could wait for each other.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         direct, staging = config.max_direct_bytes, config.max_staging_bytes
-        self.grants = SharedBudget("max_grants", config.max_grants, "engine.max_grants")
+        self.grants = SharedBudget("max_grants", config.max_grants, _GRANTS)
         self.direct = SharedBudget("max_direct_bytes", direct, _DIRECT)
         self.staging = SharedBudget("max_staging_bytes", staging, _STAGING)
+        self.source_grants = SharedBudget("max_grants (source)", config.max_grants, _GRANTS)
         self.source_direct = SharedBudget("max_direct_bytes (source)", direct, _DIRECT)
         self.source_staging = SharedBudget("max_staging_bytes (source)", staging, _STAGING)
 
     @property
     def all(self) -> tuple[SharedBudget, ...]:
-        return (self.grants, self.direct, self.staging, self.source_direct, self.source_staging)
+        requester = (self.grants, self.direct, self.staging)
+        return (*requester, self.source_grants, self.source_direct, self.source_staging)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from ...protocol.remote_region import RemoteRegion
 from ...protocol.transfer import PIECES_MAX
 from ...transport.interface import Session
 from ..transferring import typed_refusal
+from .array_room import grants_at_once
 from .ground import Ground
 from .parent_job import ParentEnd, ParentJob, ParentOrder
 from .peers import PeerFacts
@@ -196,22 +197,35 @@ class RequestJob:
             self._timeout_s,
         )
 
-    def _orders(self, facts: EngineHelloReply, table: RangeTable) -> Iterator[ParentOrder]:
+    def _orders(
+        self, session: Session, facts: EngineHelloReply, table: RangeTable
+    ) -> Iterator[ParentOrder]:
         config = self._ground.config
         by_rdma = self._transport is Transport.RDMA
         staged = self._ground.staged and by_rdma
         bytes_max = config.max_staging_bytes if staged else config.max_direct_bytes
         ranges_max = TCP_RANGES_MAX
         if by_rdma:
-            # Half of the grants, so that two parents fit; and a run may end within a range.
+            # Half of what there is, so that two parents fit; and a run may end within a range.
             theirs = facts.grants_max or config.max_grants
-            ranges_max = max(1, min(config.max_grants, theirs, PIECES_MAX) // 2)
+            most = min(config.max_grants, theirs, PIECES_MAX)
+            ranges_max = max(1, min(most // 2, self._ranges_with_room(session)))
         for group in table.groups(ranges_max, bytes_max):
             if group.count == 1:
                 ((offset, nbytes),) = group.remote_pairs()
                 yield self._order(group.local_pairs(), offset, nbytes)
             else:
                 yield self._order(group.local_pairs(), 0, group.nbytes, group.remote_bytes())
+
+    def _ranges_with_room(self, session: Session) -> int:
+        """Of one parent, so that two have the receives that they need if they are spread evenly
+        over the rails, and one has them if all of it goes over one.
+        """
+        room, planner = grants_at_once(session), self._ground.planner
+        if not room or planner is None:
+            return PIECES_MAX
+        rails = len(planner.path.routes(session))
+        return min(room * rails // 2, room - self._ground.config.num_lanes)
 
     async def _nothing(self, session: Session) -> ParentEnd:
         """No bytes need no lease; that the other region is still there is checked all the same."""
@@ -235,7 +249,7 @@ class RequestJob:
     async def _groups(
         self, session: Session, facts: EngineHelloReply, table: RangeTable
     ) -> ParentEnd:
-        orders = self._orders(facts, table)
+        orders = self._orders(session, facts, table)
         running: set[asyncio.Task[ParentEnd]] = set()
         worst = ParentEnd(None)
         spawn = self._ground.node.context.runner.spawn

@@ -18,6 +18,7 @@ from ...protocol.engine_messages import EngineHelloReply
 from ...protocol.messages import SliceRun
 from ...protocol.parent import ParentPlan
 from ...protocol.remote_region import RemoteRegion
+from ...transport.begun import Begun, begin
 from ...transport.interface import Session
 from ..retained import Retained, proven, retain
 from .ground import Ground
@@ -80,6 +81,7 @@ class ParentJob:
         self._staged: StagedMemory | None = None
         self._plan: RailPlan | None = None
         self._private: list[int] = []  # arrays that are this parent's alone
+        self._room = contextlib.ExitStack()  # for grants, on arrays that others use, too
         self._late: Retained | None = None  # until its end is proven after all
 
     async def run(self) -> ParentEnd:
@@ -125,6 +127,7 @@ class ParentJob:
             memory = await self._take_bytes(local)
             self._plan = planner.plan(self._session, sizes)
             self._holds.callback(planner.repay, self._plan)
+            self._holds.callback(self._room.close)
             self._story.chose(self._plan.devices, self._plan.plan.reasons)
         else:
             await self._take_direct()
@@ -150,8 +153,11 @@ class ParentJob:
 
     async def _take_grants(self, planner: RailPlanner, sizes: Sequence[int]) -> None:
         """One for each range, and one more for each place where a run ends within one."""
-        runs = len(planner.path.routes(self._session)) * self._ground.config.num_lanes
-        count = len(self._order.local) - 1 + max(1, min(len(sizes), runs))
+        runs = 1  # as a single slice makes
+        if len(sizes) > 1:
+            lanes = self._ground.config.num_lanes
+            runs = max(1, min(len(sizes), len(planner.path.routes(self._session)) * lanes))
+        count = len(self._order.local) - 1 + runs
         with self._story.phase("wait for grants"):
             taken = await self._ground.budgets.grants.take(count, self._order.deadline)
         self._holds.callback(taken.give_back)
@@ -183,14 +189,26 @@ class ParentJob:
         planner, plan = self._ground.planner, self._plan
         if planner is None or plan is None:
             raise PathUnavailable(PathName.RDMA, PathReason.NOT_CONFIGURED)
+        # The source lost some when this is the second try: those that are left would be in its way.
+        unproven = await self._close_private()
+        if unproven is not None:
+            raise unproven
         private = self._ground.staged or self._facts.host_memory == "staged"
-        return await planner.connect(
+        runs = await planner.connect(
             self._session,
             self._order.direction,
             plan,
             self._order.deadline,
             private=self._private if private else None,
         )
+        self._room.close()
+        if not private:
+            sizes = [nbytes for _, nbytes in self._order.local]
+            deadline = self._order.deadline
+            with self._story.phase("wait for receives"):
+                room = await planner.room.take(self._session, sizes, runs, deadline)
+            self._room.enter_context(room)
+        return runs
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -219,7 +237,10 @@ class ParentJob:
             error = run.failure()
             self._ground.parents.keep(self._order.nbytes)
             return error if isinstance(error, Unquiesced) else self._unquiesced("its move", error)
-        work = asyncio.get_running_loop().create_task(self._give_back(succeeded=succeeded))
+        rest = begin(self._give_back(succeeded=succeeded))
+        if not isinstance(rest, Begun):
+            return rest
+        work = asyncio.get_running_loop().create_task(rest)
         while not work.done():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.shield(work)
@@ -240,7 +261,9 @@ class ParentJob:
         return None
 
     async def _close_private(self) -> Unquiesced | None:
-        """Also while something fails: each array has its verdict."""
+        """Also while something fails: each array has its verdict. Those that are left are asked
+        again by the next call.
+        """
         first: Unquiesced | None = None
         planner = self._ground.planner
         private, self._private = self._private, []
@@ -253,6 +276,7 @@ class ParentJob:
             except OrbitError as error:
                 known = error if isinstance(error, Unquiesced) else None
                 first = first or known or self._unquiesced("its arrays", error)
+                self._private.append(array)
         return first
 
     def _unquiesced(self, cause: str, error: OrbitError | None) -> Unquiesced:

@@ -26,6 +26,7 @@ from ...protocol.messages import AcquireRequest, RdmaOffer, SliceRun
 from ...protocol.parent import ParentMachine, ParentPlan
 from ...protocol.paths import BACKEND_VERBS
 from ...protocol.transfer import TransferEffect
+from ...transport.begun import Begun, begin
 from ...transport.copying import copy_now
 from ...transport.interface import DataPath, PullReport, Session, Span, Target
 from ...transport.timer import DeadlineTimer
@@ -129,21 +130,29 @@ class ParentRun(TransferRun):
             self._teardown.arm(self._loop.time() + self._wish.teardown_s)
 
     async def _prepare(self) -> None:
-        # A task of its own, that can be given up alone: this one may have begun within another.
-        work = self._preparing = self._loop.create_task(self._connected())
         started = time.perf_counter()
         reason = PathReason.OK
         try:
-            self._runs = await work
+            rest = begin(self._connected())
+            if isinstance(rest, Begun):
+                # A task of its own, that can be given up alone: this one began within another.
+                rest = await self._in_task(rest)
+            self._runs = rest
         except PathUnavailable as error:
             self._refused, reason = error, PathReason(error.reason)
         except (OrbitError, asyncio.CancelledError) as error:
             known = error if isinstance(error, OrbitError) else ClosedError("the transfer")
             self._refused, reason = known, PathReason.CONNECT_FAILED
-        self._preparing = None
         self._add_phase("connect", started)
         self._why_no_offer = reason
         self._feed(machine.PathsReady(reason))
+
+    async def _in_task(self, rest: Begun[tuple[SliceRun, ...]]) -> tuple[SliceRun, ...]:
+        work = self._preparing = self._loop.create_task(rest)
+        try:
+            return await work
+        finally:
+            self._preparing = None
 
     async def _connected(self) -> tuple[SliceRun, ...]:
         return tuple(await self._connect())

@@ -19,6 +19,7 @@ from ...protocol.rail_selection import Candidate, Plan, RailLoad, Selector, tier
 from ...protocol.slices import cut, slices_max
 from ...transport.interface import Session
 from ...transport.rails import RailedPath, RailRoute
+from .array_room import ArrayRoom, grants_at_once
 
 # Who holds a private array waits no longer for another: with few endpoints two parents, or those of
 # two nodes, would wait for each other for ever.
@@ -43,6 +44,7 @@ class RailPlanner:
     def __init__(self, config: EngineConfig, path: RailedPath) -> None:
         self.path = path
         self.load = RailLoad()
+        self.room = ArrayRoom()
         self._config = config
         self._selector = Selector(self.load)
 
@@ -91,10 +93,12 @@ class RailPlanner:
                 route.rail.device,
                 tier_of(route.rail.numa_node, preferred, distances or None),
                 route.same_name,
+                route.rail.pci_bridges,
             )
             for route in routes.values()
         ]
-        parts = self._config.num_lanes
+        at_once = grants_at_once(session)
+        parts = min(self._config.num_lanes, at_once) if at_once else self._config.num_lanes
         plan = self._selector.plan(sizes, candidates, self._config.device_mask, parts=parts)
         for nic, nbytes in plan.charges:
             self.load.charge(nic, nbytes)
@@ -136,5 +140,7 @@ class RailPlanner:
             arrays[route.number] = array
             if private is not None:
                 private.append(array)
+        if not arrays:
+            raise DeadlineExceeded("room for private queue pairs", _HOLD_S)
         other = next(iter(arrays.values()))
         return tuple(SliceRun(arrays.get(run.number, other), run.nbytes) for run in plan.plan.runs)

@@ -7,6 +7,7 @@ go. How one region lives is the node's business (regions.py).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ from ...errors import BudgetExceeded, ClosedError, Unquiesced, UsageError
 from ...memory.budget import Budget, Charge
 from ...memory.buffer import BufferExport
 from ...memory.pages import page_range
-from ...model import Direction, Handle, PathName, RegionAccess
+from ...model import Direction, Handle, RegionAccess
 from ...transport.interface import Span
 from ..ranged import DirectSource, Hold, Source
 from ..region import Region, end_regions
+from .budgets import SharedBudget
 from .ground import Ground
 from .region import EngineRegion, region_of
 from .staging import StagedSource
@@ -41,7 +43,7 @@ class RegionRegistry:
         source: Source = DirectSource(budgets.source_direct)
         if ground.staged:
             source = StagedSource(memory, budgets.source_staging, budgets.source_direct)
-        self._source = _Counted(source, self.reached)
+        self._source = _Counted(source, budgets.source_grants, self.reached)
         self._handles: dict[EngineRegion, Handle | None] = {}  # until they are released
         self._hidden = False  # no further region is for peers
         self._gated = False
@@ -158,36 +160,38 @@ class RegionRegistry:
             total = sum(sizes)
             error.hint = (
                 f"each region has {views} registrations on each of {self._devices} devices: raise"
-                f" {error.knob}, or take EngineConfig.for_bytes({total}, rails={self._devices})"
+                f" {error.knob}, or take EngineConfig.for_bytes({total}, rails={self._devices},"
+                f" regions={len(sizes)})"
             )
             raise
         return made
 
 
 class _Counted:
-    """A source of which is known how many leases have its room, or wait for it."""
+    """A source of which is known how many leases have its room, or wait for it; and which does not
+    grant more at once than its engine may.
+    """
 
-    def __init__(self, source: Source, tally: Tally) -> None:
+    def __init__(self, source: Source, grants: SharedBudget, tally: Tally) -> None:
         self._source = source
+        self._grants = grants
         self._tally = tally
 
-    async def admit(
-        self, part: Span, direction: Direction, path: PathName, deadline: float
-    ) -> Hold:
-        self._tally.enter()
-        try:
-            return _CountedHold(
-                await self._source.admit(part, direction, path, deadline), self._tally
-            )
-        except BaseException:
-            self._tally.leave()
-            raise
+    async def admit(self, part: Span, direction: Direction, grants: int, deadline: float) -> Hold:
+        """See ranged.Source."""
+        with contextlib.ExitStack() as holds:
+            self._tally.enter()
+            holds.callback(self._tally.leave)
+            taken = await self._grants.take(grants, deadline)
+            holds.callback(taken.give_back)
+            hold = await self._source.admit(part, direction, grants, deadline)
+            return _CountedHold(hold, holds.pop_all())
 
 
 class _CountedHold:
-    def __init__(self, hold: Hold, tally: Tally) -> None:
+    def __init__(self, hold: Hold, holds: contextlib.ExitStack) -> None:
         self._hold = hold
-        self._tally = tally
+        self._holds = holds
 
     @property
     def span(self) -> Span:
@@ -198,7 +202,7 @@ class _CountedHold:
 
     def give_back(self) -> None:
         self._hold.give_back()
-        self._tally.leave()
+        self._holds.close()
 
 
 @dataclass(slots=True)

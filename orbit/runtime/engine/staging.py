@@ -65,11 +65,9 @@ class StagedSource:
         self._staging = staging
         self._direct = direct
 
-    async def admit(
-        self, part: Span, direction: Direction, path: PathName, deadline: float
-    ) -> Hold:
+    async def admit(self, part: Span, direction: Direction, grants: int, deadline: float) -> Hold:
         """See ranged.Source."""
-        if path is not PathName.RDMA or self._memory is None:
+        if not grants or self._memory is None:
             return _InPlace(part, await self._direct.take(part.nbytes, deadline))
         room = await self._staging.take(part.nbytes, deadline)
         with contextlib.ExitStack() as holds:

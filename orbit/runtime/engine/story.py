@@ -5,9 +5,8 @@ It is written while the request runs and read at any time. It decides nothing.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -49,14 +48,9 @@ class Story:
         self.parents = 0
         self.grants = 0
 
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> _Phase:
         """What is done within takes its time under that name."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(name, time.perf_counter() - started)
+        return _Phase(self, name)
 
     def add(self, name: str, seconds: float) -> None:
         """That much more under that name."""
@@ -66,3 +60,20 @@ class Story:
         """The rails of a parent, and why."""
         self.rails.update(dict.fromkeys(devices))
         self.reasons.update(dict.fromkeys(reasons))
+
+
+class _Phase:
+    """One stretch of a request: made for every step, so it is no generator."""
+
+    __slots__ = ("_name", "_started", "_story")
+
+    def __init__(self, story: Story, name: str) -> None:
+        self._story = story
+        self._name = name
+        self._started = 0.0
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._story.add(self._name, time.perf_counter() - self._started)

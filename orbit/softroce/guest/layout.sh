@@ -1,5 +1,5 @@
 # Sourced by boot.sh (in a guest) and native.sh (on the running kernel), which define stage() and
-# fail() and set base, LAYOUT, ROLE, RAILS, MTU, NETEM and SABOTAGE. Builds and removes the lab's net devices, RDMA
+# fail() and set base, LAYOUT, ROLE, RAILS, NUMA, MTU, NETEM and SABOTAGE. Builds and removes the lab's net devices, RDMA
 # devices and hosts.
 #
 # Net devices stay in the first network namespace: rdma_rxe of Linux 6.1 sends and receives nowhere
@@ -56,7 +56,11 @@ layout_up() {
 single_links() {
     local n
     for ((n = 0; n < RAILS; n++)); do
-        echo "link add roce$n type dummy"
+        if [ "$NUMA" = 1 ]; then
+            echo "link add roce$n type dummy"
+        else
+            name_card "$(printf '52:54:00:0b:%02x:01' $n)" roce$n
+        fi
         echo "addr add 198.18.$n.1/24 dev roce$n"
         echo "link set roce$n mtu $MTU up"
     done
@@ -124,16 +128,12 @@ hosts_up() {  # network namespaces for TCP, and folders with each host's own uve
 
 # One of two guests: link 0 carries TCP, link n is rail n; the last byte of the MAC tells A from B.
 machine_links() {
-    local own=1 n name net address
+    local own=1 n name
     [ "$ROLE" = A ] || own=2
     for ((n = 0; n <= RAILS; n++)); do
         name=m0
         [ "$n" = 0 ] || name=${ROLE,,}$n
-        for net in /sys/class/net/*; do
-            read -r address <"$net/address"
-            [ "$address" = "$(printf '52:54:00:0b:%02x:%02x' "$n" "$own")" ] || continue
-            echo "link set ${net##*/} name $name"
-        done
+        name_card "$(printf '52:54:00:0b:%02x:%02x' "$n" "$own")" $name
         if [ "$n" = 0 ]; then
             echo "addr add 10.9.0.$own/24 dev m0"
             echo "link set m0 mtu 1500 up"
@@ -141,6 +141,14 @@ machine_links() {
             echo "addr add 198.18.$n.$own/24 dev $name"
             echo "link set $name mtu $MTU up"
         fi
+    done
+}
+
+name_card() {  # MAC address, name
+    local net address
+    for net in /sys/class/net/*; do
+        read -r address <"$net/address"
+        [ "$address" != "$1" ] || echo "link set ${net##*/} name $2"
     done
 }
 

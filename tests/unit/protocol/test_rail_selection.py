@@ -50,6 +50,17 @@ def test_fewest_bytes_in_flight_wins_over_the_name() -> None:
     assert [selector.choose((same, other)) for _ in range(3)] == [same] * 3
 
 
+def test_among_equals_the_nearest_and_never_against_the_load() -> None:
+    selector = Selector()
+    near, far = Candidate(0, 0, "a", bridges=1), Candidate(1, 1, "b", bridges=3)
+    assert [selector.choose((near, far)) for _ in range(3)] == [near] * 3
+    selector.load.charge(0, 1)
+    assert selector.choose((near, far)) is far
+    selector.load.repay(0, 1)
+    named = Candidate(1, 1, "b", same_name=True, bridges=3)
+    assert selector.choose((near, named)) is named
+
+
 def test_equals_take_turns_over_all_calls() -> None:
     selector = Selector()
     three = [Candidate(n, nic, f"d{nic}") for n, nic in enumerate((7, 2, 4))]

@@ -450,9 +450,7 @@ class Copies:
         self.held = 0
         self.fail = False
 
-    async def admit(
-        self, part: Span, direction: Direction, path: PathName, deadline: float
-    ) -> Hold:
+    async def admit(self, part: Span, direction: Direction, grants: int, deadline: float) -> Hold:
         self.held += 1
         copy = bytearray(b"".join(piece.view for piece in part.pieces))
         return PrivateCopy(self, part, copy)

@@ -184,6 +184,17 @@ def test_the_command_line_of_a_machine(tmp_path: Path) -> None:
         assert f"socket,id={name},fd={descriptor}" in argv
 
 
+def test_memory_and_processors_are_divided_between_nodes(tmp_path: Path) -> None:
+    descriptors = {name: 10 + n for n, name in enumerate(STREAMS)}
+    two = replace(spec(tmp_path), memory_mb=1025, cpus=3, numa=2)
+    text = " ".join(machine_arguments(two, QEMU, descriptors))
+    assert "memory-backend-ram,id=memory0,size=512M" in text
+    assert "memory-backend-ram,id=memory1,size=513M" in text
+    assert "node,nodeid=0,memdev=memory0,cpus=0,cpus=1 " in text
+    assert "node,nodeid=1,memdev=memory1,cpus=2 " in text
+    assert "dist,src=0,dst=1,val=21" in text
+
+
 def test_kvm_is_tried_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.access", lambda *_arguments: True)
     program = tmp_path / "qemu"

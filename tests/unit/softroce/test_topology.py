@@ -18,13 +18,17 @@ from orbit.softroce.topology import Topology
         {"rails": 9},
         {"mtu_bytes": 575},
         {"mtu_bytes": 9001},
+        {"numa": 0, "hosts": 1},
+        {"numa": 3, "hosts": 1},
+        {"numa": 2},
+        {"numa": 2, "vms": 2},
         {"netem": "loss 1%\nrm"},
     ],
 )
 def test_impossible_shapes_are_refused_by_name(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError) as caught:
         Topology(**wrong)  # type: ignore[arg-type]
-    assert str(caught.value).startswith(("hosts", "vms", "rails", "mtu", "netem"))
+    assert str(caught.value).startswith(("hosts", "vms", "rails", "mtu", "numa", "netem"))
 
 
 @pytest.mark.parametrize(("mtu", "rails"), [(576, 1), (9000, 8)])
@@ -49,6 +53,14 @@ def test_guests_learn_the_shape_by_variables() -> None:
 
 def test_one_guest_has_no_network_card() -> None:
     assert Topology(hosts=2).network_arguments("A", "/tmp/x") == ["-nic", "none"]
+
+
+def test_rails_of_several_memory_nodes_are_cards_on_each_in_turn() -> None:
+    text = " ".join(Topology(hosts=1, rails=3, numa=2).network_arguments("A", "/tmp/x"))
+    assert "pxb,id=node0,bus=pci.0,bus_nr=64,numa_node=0" in text
+    assert "pxb,id=node1,bus=pci.0,bus_nr=128,numa_node=1" in text
+    for rail, place in enumerate(("bus=node0,addr=1", "bus=node1,addr=1", "bus=node0,addr=2")):
+        assert f"netdev=link{rail},mac=52:54:00:0b:{rail:02x}:01,{place}" in text
 
 
 def test_the_links_of_two_machines_meet() -> None:

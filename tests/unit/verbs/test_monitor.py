@@ -292,7 +292,9 @@ def test_a_pinned_gid_waits_for_itself_at_any_index() -> None:
     run_virtual(scenario())
 
 
-def test_a_renumbered_address_is_followed_without_a_fence() -> None:
+def test_an_address_that_moved_to_another_row_is_a_recovery() -> None:
+    """It was removed and added between two looks: what was connected under the old row is dead."""
+
     async def scenario() -> None:
         async with watched("a") as watch:
             (rail,) = watch.rails
@@ -300,11 +302,12 @@ def test_a_renumbered_address_is_followed_without_a_fence() -> None:
             queue_pair = rail.create()
             rail.fake.set_gid(7, gid)
             await lose_gid(rail, to={1: OTHER})
+            assert "has moved from index 1 to 7" in str(rail.causes[0])
+            assert queue_pair.state is QueuePairState.CLOSED
+            await watch.seconds(1)
             assert rail.device.active
-            assert queue_pair.state is QueuePairState.IDLE
-            assert (rail.device.rail.gid, rail.device.rail.gid_index) == (gid, 7)
-            assert rail.device.local_end(1, remote_read=True).gid_index == 7
-            assert watch.recoveries == 0
+            assert (rail.device.rail.gid, rail.device.rail.gid_index) == (OTHER, 1)
+            assert watch.recoveries == 1
 
     run_virtual(scenario())
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -22,9 +23,12 @@ from orbit.errors import (
 )
 from orbit.model import PathReason
 from orbit.runtime.engine.batch import Batch
+from orbit.runtime.engine.parent_job import ParentJob
 from orbit.runtime.engine.requests import TransferResult, TransferState
 from orbit.runtime.retained import Retained, retained
 from orbit.testing.clock import run_virtual
+from orbit.testing.sim_arrays import SimArray
+from orbit.transport.interface import Exposure
 from tests.unit.runtime.engine.pair import SIZE, Pair, engine_pair
 
 OPS = ["read", "write"]
@@ -182,6 +186,61 @@ def test_a_source_without_the_array_is_asked_once_more() -> None:
             assert result.nbytes == SIZE
 
     run_virtual(main())
+
+
+def test_the_second_try_has_private_arrays_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the first would be in its way: there is no room for more."""
+
+    async def main() -> None:
+        async with engine_pair(STAGED) as pair:
+            source, requester = pair.source.path, pair.requester.path
+            source.rail_faults.notice_s = None  # the requester learns of it by the refusal
+            requester.arrays.endpoints.limit = 4
+            expose, tries = source.expose_runs, 0
+
+            async def expose_runs(*args: Any) -> Exposure:
+                nonlocal tries
+                tries += 1
+                if tries == 1:
+                    source.lose_arrays("evicted")
+                return await expose(*args)
+
+            monkeypatch.setattr(source, "expose_runs", expose_runs)
+            result = await only(pair.submit(pair.request(timeout=30.0)))
+            assert (result.nbytes, tries) == (SIZE, 2)
+            assert len(result.rails) == 2
+            assert requester.arrays.private == 0
+
+    run_virtual(main())
+
+
+def test_without_room_for_private_arrays_a_second_try_fails_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        async with engine_pair(STAGED) as pair:
+            monkeypatch.setattr(ParentJob, "_close_private", _no_array_closes)
+            requester = pair.requester.path
+            pair.source.path.rail_faults.notice_s = None
+            requester.arrays.endpoints.limit = 4
+            connected = requester.arrays.connect
+
+            async def connect(array: SimArray, deadline: float | None) -> SimArray:
+                made = await connected(array, deadline)
+                pair.source.path.lose_arrays("evicted")
+                return made
+
+            monkeypatch.setattr(requester.arrays, "connect", connect)
+            result = await only(pair.submit(pair.request()))
+            assert isinstance(result.error, DeadlineExceeded)
+            assert (result.state, result.nbytes) == (TransferState.FAILED, 0)
+            await requester.arrays.close()
+
+    run_virtual(main())
+
+
+async def _no_array_closes(job: ParentJob) -> None:
+    """As if each end were late."""
 
 
 def test_a_write_whose_receipt_is_lost_is_not_a_success() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -282,6 +283,47 @@ def test_two_engines_that_read_from_each_other_do_not_wait_for_each_other() -> N
             for batch in batches:
                 (result,) = await batch
                 assert result.nbytes == half
+
+    run_virtual(main())
+
+
+def test_a_source_grants_no_more_at_once_than_its_engine_may() -> None:
+    async def main() -> None:
+        async with engine_pair(source=EngineConfig(max_grants=4)) as pair:
+            step = 128 * KIB  # two slices
+            requests = [
+                pair.request(
+                    op,
+                    local=pair.requester.region[low : low + step],
+                    remote=pair.source.remote[low : low + step],
+                )
+                for low, op in zip(range(0, SIZE, step), ["read", "write"] * 4, strict=True)
+            ]
+            batch = pair.submit(*requests, timeout=60.0)
+            seen = set()
+            while not batch.done:
+                seen.add(pair.source.use("max_grants (source)"))
+                await asyncio.sleep(0.000_05)
+            assert batch.nbytes == SIZE
+            assert max(seen) == 4
+            assert pair.requester.use("max_grants (source)") == 0
+
+    run_virtual(main())
+
+
+def test_more_grants_than_a_source_has_are_refused_at_once() -> None:
+    async def main() -> None:
+        async with engine_pair(source=EngineConfig(max_grants=2)) as pair:
+            await pair.submit(pair.request())
+            facts = pair.requester.engine._peers._known
+            for session, said in facts.items():  # as an older engine, which does not say
+                facts[session] = replace(said, grants_max=0, slices_max=0)
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(PeerRefused, match="max_grants"):
+                await pair.submit(pair.request(), timeout=60.0)
+            assert asyncio.get_running_loop().time() - began < 1.0
+            by_tcp = pair.request(transport="tcp")  # which takes none
+            assert (await pair.submit(by_tcp))[0].nbytes == SIZE
 
     run_virtual(main())
 
