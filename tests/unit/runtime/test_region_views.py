@@ -14,7 +14,7 @@ from orbit.model import Deregistered
 from orbit.runtime import retained
 from orbit.runtime.region import Region
 from orbit.testing.clock import run_virtual
-from orbit.testing.sim_memory import Refusals
+from orbit.testing.sim_memory import Refusals, is_live
 from orbit.transport.interface import PinnedBuffer, RegisteredRange, Target
 from tests.unit.runtime.region_rig import RegionRig, SlowMemory, settle
 
@@ -92,9 +92,9 @@ def test_each_side_has_a_registration_of_its_own() -> None:
         own, peers = await views_of(region)
         assert len(own) == len(peers) >= 3
         memory = rig.memory
-        assert [memory.is_live(piece) for piece in own + peers] == [True] * len(own + peers)
-        assert not any(memory.is_live(piece, remote=True) for piece in own)
-        assert all(memory.is_live(piece, remote=True) for piece in peers)
+        assert [is_live(memory, piece) for piece in own + peers] == [True] * len(own + peers)
+        assert not any(is_live(memory, piece, remote=True) for piece in own)
+        assert all(is_live(memory, piece, remote=True) for piece in peers)
         assert [piece.address for piece in own] == [piece.address for piece in peers]
         assert region.memory.address == own[0].address
         assert region.view.nbytes == len(buffer)
@@ -114,7 +114,7 @@ def test_one_registration_where_one_is_enough(own: bool) -> None:
         rig = RegionRig()
         region = await rig.regions.open(bytearray(KIB), own=own, peers=not own)
         use = region.use(0, KIB, lambda: None, own=True)
-        assert rig.memory.is_live(pieces(use.target)[0], remote=not own)
+        assert is_live(rig.memory, pieces(use.target)[0], remote=not own)
         use.end()
         assert rig.memory.regions == 1
         if own:  # nothing that a window could be bound in
