@@ -67,11 +67,11 @@ demo: setup ## a real file by handle: over TCP here, then over RDMA verbs in the
 	@echo "== over RDMA verbs, in the SoftRoCE VM, from host A's device to host B's"
 	@$(BIN)/orbit softroce --hosts 2 --mtu 4200 -- $(BIN)/orbit demo --transport rdma --hosts lab --size $(DEMO_BYTES)
 
-bench: setup ## figures, no verdict: TCP here, RDMA in one boot of the VM
+bench: setup ## figures, no verdict: TCP here, gets, the engine and messages over RDMA in the VM
 	$(BIN)/pip install -q -r tests/bench/requirements.txt
 	$(BIN)/python tests/bench/tcp.py
 	$(BIN)/python tests/bench/messages/compare.py tcp
-	$(LAB) -- sh -c '$(BIN)/python tests/bench/rdma.py && $(BIN)/python tests/bench/messages/compare.py rdma'
+	$(LAB) -- sh -c '$(BIN)/python tests/bench/rdma.py && $(BIN)/python tests/bench/engine.py && $(BIN)/python tests/bench/messages/compare.py rdma'
 
 soak: setup ## the long counts
 	ORBIT_SOAK=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/sim tests/unit tests/public tests/integration

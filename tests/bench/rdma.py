@@ -10,17 +10,16 @@ import argparse
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import gets
 from ends import HERE, End, size_name, spread, table_head, two_ends
 from gets import Warm
+from perftest import CONSUMER, OWNER, perftest
 
 SIZES = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 SMALL = (64 << 10, 1 << 20)
-OWNER, CONSUMER = ("orbit-host", "A"), ("orbit-host", "B")
 COLUMNS = (
     "size",
     "destination",
@@ -34,7 +33,6 @@ COLUMNS = (
     "owner CPU us",
     "consumer CPU us",
 )
-PORT = 18_515  # perftest's own; ephemeral ports would collide with it
 DESTINATIONS = {"plain": False, "pinned": True}
 
 
@@ -47,34 +45,6 @@ class Rounds:
     latency: list[float] = field(default_factory=list)
     bandwidth: list[float] = field(default_factory=list)
     ours: dict[str, list[Warm]] = field(default_factory=lambda: {d: [] for d in DESTINATIONS})
-
-
-def perftest(tool: str, size: int, iterations: int) -> list[str]:
-    """The words of the result line of one perftest run, the server on A, the client on B."""
-    common = ["-s", str(size), "-n", str(iterations), "-F", "-p", str(PORT), "-x", "1"]
-    server = subprocess.Popen(
-        [*OWNER, tool, "-d", "rxa1", *common],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        for _ in range(20):
-            time.sleep(0.2)
-            client = subprocess.run(
-                [*CONSUMER, tool, "-d", "rxb1", *common, "10.9.0.1"],
-                check=False,
-                capture_output=True,
-                text=True,
-                timeout=300,
-            )
-            for line in client.stdout.splitlines():
-                words = line.split()
-                if words and words[0] == str(size):
-                    return words
-        raise SystemExit(f"{tool}: no result\n{client.stdout}\n{client.stderr}")
-    finally:
-        server.kill()
-        server.wait()
 
 
 def sent_packets() -> int:
