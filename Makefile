@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test unit unit-processes unit-rest softroce bytecode vm-transfers vm-messages lab demo bench soak check clean
+.PHONY: help setup lint format test unit unit-processes unit-rest softroce bytecode vm-transfers vm-messages vm-engine lab demo bench soak check clean
 
 BIN := .venv/bin
 SETUP_FLAGS ?=
@@ -37,8 +37,9 @@ unit-rest:
 
 # One boot keeps about one core busy, so two side by side take little more than the longer one.
 WITH_MESSAGES := test_message test_traps test_rendezvous
-softroce: setup bytecode ## the tests that need a device, in two boots of the SoftRoCE VM
-	@$(MAKE) --no-print-directory -j2 --output-sync=target vm-transfers vm-messages
+WITH_ENGINE := test_engine
+softroce: setup bytecode ## the tests that need a device, in three boots of the SoftRoCE VM
+	@$(MAKE) --no-print-directory -j2 --output-sync=target vm-messages vm-transfers vm-engine
 
 # What is written in a guest is gone with it, so each process there would compile everything anew;
 # pytest compiles test modules in a way of its own.
@@ -47,17 +48,20 @@ bytecode:
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q --collect-only tests/softroce > /dev/null
 
 vm-transfers:
-	$(LAB) -- $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/softroce $(WITH_MESSAGES:%=--ignore-glob='*/%*')
+	$(LAB) -- $(BIN)/python -m pytest $(PYTEST_FLAGS) tests/softroce $(patsubst %,--ignore-glob='*/%*',$(WITH_MESSAGES) $(WITH_ENGINE))
 
 vm-messages:
 	$(LAB) -- $(BIN)/python -m pytest $(PYTEST_FLAGS) $(WITH_MESSAGES:%=tests/softroce/%*.py)
+
+vm-engine:
+	$(LAB) -- $(BIN)/python -m pytest $(PYTEST_FLAGS) $(WITH_ENGINE:%=tests/softroce/%*.py)
 
 lab: setup ## the tests of the VM itself, from the outside
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) tests/lab
 
 # Two at a time, the longest first: each keeps about one core busy.
 test: setup bytecode ## every test, those in the VM included
-	@$(MAKE) --no-print-directory -j2 --output-sync=target vm-messages vm-transfers unit-rest unit-processes lab
+	@$(MAKE) --no-print-directory -j2 --output-sync=target vm-messages vm-transfers vm-engine unit-rest unit-processes lab
 
 check: lint test ## what CI runs
 

@@ -35,6 +35,7 @@ class Needs:
     source: dict[str, Any] = field(default_factory=dict)
     requester: dict[str, Any] = field(default_factory=dict)
     rdma_only: bool = False
+    brief: EngineScenario | None = None  # what says most of it, where processors are slow
 
 
 # --- on one pair of engines -----------------------------------------------------------------------
@@ -414,7 +415,11 @@ OWN: dict[str, Needs] = {
     "staged_requester": Needs(three_and_three_both_ways, requester=_STAGED, rdma_only=True),
     "staged_source": Needs(three_and_three_both_ways, source=_STAGED, rdma_only=True),
     "staged_both": Needs(
-        staged_moves_the_same_bytes, source=_STAGED, requester=_STAGED, rdma_only=True
+        staged_moves_the_same_bytes,
+        source=_STAGED,
+        requester=_STAGED,
+        rdma_only=True,
+        brief=three_and_three_both_ways,
     ),
     "polling_progress": Needs(
         three_and_three_both_ways,

@@ -142,9 +142,11 @@ def node_hosts(nursery: Nursery) -> NodeHosts:
     return Hosts(nursery)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def engine_pair() -> Iterator[SharedPair]:
-    """Two transfer engines with two rails each, for all modules that can share them."""
+    """Two transfer engines with two rails each. No longer than for one module: their queue pairs
+    keep rows of the GID tables.
+    """
     from tests.softroce.engine_pairs import shared_pair
 
     yield from shared_pair()

@@ -16,6 +16,7 @@ from orbit.softroce.topology import Role
 
 # About 3 MB/s, so that something can happen in the middle of a transfer.
 SLOW = ("tbf", "rate", "25mbit", "burst", "64kb", "limit", "16mb")
+SLOWER = ("tbf", "rate", "8mbit", "burst", "64kb", "limit", "16mb")
 ENDS: tuple[Role, ...] = ("A", "B")
 _NUMBER: dict[Role, int] = {"A": 1, "B": 2}  # last byte of an end's address
 ROCE_PORT = "4791"

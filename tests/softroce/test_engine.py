@@ -8,6 +8,7 @@ import pytest
 
 from tests.scenarios.engine import OWN, SHARED
 from tests.scenarios.engine_rig import EngineScenario
+from tests.soak import SOAK
 from tests.softroce.engine_pairs import SharedPair, engines
 
 
@@ -22,6 +23,6 @@ def test_own(name: str) -> None:
 
     async def main() -> None:
         async with engines(needs.source, needs.requester) as rig:
-            await needs.run(rig)
+            await (needs.run if SOAK or needs.brief is None else needs.brief)(rig)
 
     asyncio.run(main())

@@ -17,6 +17,7 @@ import pytest
 
 import orbit
 from orbit.verbs.discovery import Verdict, discover
+from tests.soak import SOAK
 from tests.softroce.engine_pairs import engines, transfer
 
 WORKER = (sys.executable, "-m", "tests.softroce.device_worker")
@@ -77,6 +78,7 @@ def test_a_device_that_this_user_may_not_open_leaves_the_other() -> None:
     assert found["rails"] == ["rxb2"]
 
 
+@pytest.mark.skipif(not SOAK, reason="a process more costs a minute on an emulated processor")
 def test_without_drivers_there_is_no_rail_and_a_reason(tmp_path: Path) -> None:
     script = f'mount --bind "{tmp_path}" {PROVIDERS} && exec "$@"'
     found = found_by("unshare", "--mount", "bash", "-c", script, "bash", *WORKER)

@@ -235,7 +235,7 @@ def test_no_key_is_used_twice_and_when_all_were_used_it_says_so() -> None:
 def test_fresh_domains_as_keys_run_out() -> None:
     async def scenario(pair: PathPair) -> None:
         reasons, missed = set[str](), 0
-        for lease in range(1, 1201):
+        for lease in range(1, 601):
             assert await pair.consumer.prepare(pair.consumer_session) is PathReason.OK
             get = Get(pair, 64, lease)
             try:
@@ -250,12 +250,12 @@ def test_fresh_domains_as_keys_run_out() -> None:
             assert get.buffer == get.payload
             await get.retract()
         assert counts(pair.owner)["key_rollovers"] >= 1
-        assert missed < 400
+        assert missed < 200
         assert reasons <= {PathReason.WINDOW_KEYS}
         assert counts(pair.consumer)["pulls_failed"] == 0
         await until(lambda: len(pair.owner.devices[0].domains) == 1)
 
-    run(scenario, replace(DEVICE, window_key_indices_max=3))
+    run(scenario, replace(DEVICE, window_key_indices_max=2))
 
 
 def test_siblings_fail_with_the_queue_pair_and_everybody_else_goes_on() -> None:
