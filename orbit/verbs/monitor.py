@@ -16,11 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ..errors import ClosedError, DeadlineExceeded, DeviceError, Unquiesced
+from ..errors import ClosedError, DeviceError, Unquiesced
 from ..model import PathReason
 from .async_events import AsyncEvent, AsyncEventKind
 from .device import DeviceContext
-from .offload import finish
 from .probe import prove
 from .rail_state import RailView
 
@@ -112,8 +111,9 @@ class _Rail:
     def __init__(self, device: DeviceContext, look_soon: Callable[[], None]) -> None:
         self._device = device
         self._look_soon = look_soon
-        self._asking: asyncio.Future[RailView] | None = None
+        self._asking: asyncio.Future[RailView] | None = None  # until its answer is taken up
         self._heard = 0  # events that make what was read before them worthless
+        self._heard_then = 0  # likewise, when the question was put
         self.queries = 0
         self.recoveries = 0
 
@@ -130,6 +130,7 @@ class _Rail:
             await asyncio.wait([asking], timeout=timeout_s)
             if not asking.done():
                 raise Unquiesced(str(self._device.state), 0, "its driver does not answer")
+            asking.exception()  # nobody takes it up any more
 
     async def look(self) -> None:
         try:
@@ -147,7 +148,6 @@ class _Rail:
         if (lost := device.messaging.events.lost) is not None:
             self._fence(f"its events cannot be read: {lost}", for_good=True)
             return
-        heard = self._heard
         try:
             view = await self._ask()
         except DeviceError as error:
@@ -155,6 +155,7 @@ class _Rail:
             return
         if view is None:
             return
+        heard = self._heard_then
         if heard != self._heard:
             self._look_soon()  # what was read may be older than what was said
             return
@@ -166,21 +167,28 @@ class _Rail:
             await self._recover(view, heard)
 
     async def _ask(self) -> RailView | None:
-        """None: the driver has not answered yet, which says nothing about the port."""
+        """None: the driver has not answered yet, which says nothing about the port. What it says
+        late is taken up by the next look: reading a table of addresses can take longer than anyone
+        waits.
+        """
+        asking = self._asking
+        if asking is not None:
+            return self._answer(asking) if asking.done() else None
         device = self._device
-        if self._asking is not None:
-            return None
         self.queries += 1
+        self._heard_then = self._heard
         asking = self._asking = device.offload.start(device.state.look)
-        asking.add_done_callback(self._answered)
-        try:
-            return await finish("asking a port", device.config.drain_timeout_s, asking)
-        except DeadlineExceeded:
-            logger.warning("%s: the driver does not answer about the port", device.state)
-            return None
+        await asyncio.wait([asking], timeout=device.config.drain_timeout_s)
+        if asking.done():
+            return self._answer(asking)
+        logger.warning("%s: the driver does not answer about the port", device.state)
+        asking.add_done_callback(lambda _: self._look_soon())
+        return None
 
-    def _answered(self, _asking: asyncio.Future[RailView]) -> None:
+    def _answer(self, asking: asyncio.Future[RailView]) -> RailView:
+        """Raises DeviceError."""
         self._asking = None
+        return asking.result()
 
     async def _recover(self, view: RailView, heard: int) -> None:
         """What used the rail before has to be gone; until then it stays paused."""

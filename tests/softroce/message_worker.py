@@ -20,6 +20,7 @@ from typing import Any
 import orbit
 from orbit.events import SendRejected
 from orbit.testing.pattern import pattern
+from orbit.transport.rails import RailedPath
 from tests.softroce.message_rogue import Rogue
 from tests.softroce.node_worker import rdma_config
 
@@ -340,6 +341,15 @@ class Worker:
             return links == count and found.sessions == sessions
 
         await until(there)
+        return {}
+
+    async def await_rails(self) -> Facts:
+        """Until none of the rails is paused."""
+        rendezvous = self.opened._rendezvous
+        assert rendezvous is not None
+        path = rendezvous._paths.rdma
+        assert isinstance(path, RailedPath)
+        await until(lambda: all(rail.active for rail in path.rails()))
         return {}
 
     async def memory(self, reset: bool = False) -> Facts:

@@ -244,6 +244,8 @@ def test_a_port_that_goes_down_fails_its_link_and_the_other_rail_takes_over(host
             goes_by(other, victim, "rdma")
             assert hosts.rails_with_links() == [3 - rail]
         other.do("shut", shut=False)
+        for host in (hosts.a, hosts.b):  # the next one needs both rails again
+            host.do("await_rails")
     for host in (hosts.a, hosts.b):
         assert host.events("SessionClosed") == []
 

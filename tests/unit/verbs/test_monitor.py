@@ -428,6 +428,29 @@ def test_a_driver_that_does_not_answer_says_nothing_and_holds_up_nobody() -> Non
     run_virtual(scenario())
 
 
+def test_an_answer_that_takes_long_counts_all_the_same() -> None:
+    """A slow driver must not keep a rail paused for ever."""
+
+    async def scenario() -> None:
+        async with watched("a", prepare=down) as watch:
+            (rail,) = watch.rails
+            rail.fake.set_quiet(quiet=True)
+            rail.fake.set_port(active=True)
+            rail.offload.stuck = True
+            await watch.seconds(2 * CONFIG.drain_timeout_s)
+            asking = watch.monitor._rails[0]._asking
+            assert asking is not None
+            rail.offload.stuck = False
+            queries = watch.monitor.statistics().queries
+            asking.set_result(rail.device.state.look())
+            await watch.seconds(NOW)
+            assert rail.device.active
+            assert watch.recoveries == 1
+            assert watch.monitor.statistics().queries == queries  # it was not asked again
+
+    run_virtual(scenario())
+
+
 def test_an_event_voids_what_was_read_before_it() -> None:
     async def scenario() -> None:
         async with watched("a", prepare=down) as watch:
