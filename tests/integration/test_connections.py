@@ -294,7 +294,7 @@ def test_restart_on_the_same_address_and_worker_id(run_async: Run, secret: str |
                 await fetch(a, handle)  # the new life has dialed: nobody gave its address
                 assert sessions(a, second) == [1, 1]
                 assert a._open()._peers.address(WorkerId(7)) == replace(
-                    second.address, rails=second._rails
+                    second.address, rails=second._rails()
                 )
 
     run_async(main())
