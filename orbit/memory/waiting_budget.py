@@ -77,14 +77,18 @@ class WaitingBudget:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
+    def check(self, amount: int) -> None:
+        """Raises BudgetExceeded if no wait could ever help."""
+        if amount > self.limit:
+            raise BudgetExceeded(self.name, amount, self.limit, self.in_use, self.knob)
+
     def request(self, amount: int, deadline: float | None = None) -> Ticket:
         """A ticket, granted at once if there is room and nobody waits. Raises BudgetExceeded if no
         wait could ever help; nothing is queued then.
         """
         if amount < 0:
             raise InternalError(f"{self.name}: a request of {amount}")
-        if amount > self.limit:
-            raise BudgetExceeded(self.name, amount, self.limit, self.in_use, self.knob)
+        self.check(amount)
         self._numbers += 1
         ticket = Ticket(amount, deadline, self._numbers)
         self._waiting[ticket.number] = ticket

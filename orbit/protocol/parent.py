@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ..errors import OrbitError, PathUnavailable, PeerProtocolError
 from ..model import Direction, LeaseId, PathReason
+from .confirmed import LAST_ROWS, ConfirmedTransfer
 from .messages import RdmaAnswer, ReadyAnswer
 from .transfer import (
     GIVEN_UP,
@@ -33,7 +34,6 @@ from .transfer import (
     Prepare,
     Step,
     Stopped,
-    Transfer,
     TransferPlan,
     TransferState,
     TransferTable,
@@ -82,25 +82,7 @@ PARENT_TABLE: TransferTable = {
         DeadlinePassed: to(_S.ABANDONING),
         PeerGone: to(_S.FAILED),
     },
-    _S.ABANDONING: {
-        AcquireAnswered: to(_S.FAILED),
-        AcquireFailed: to(_S.FAILED),
-        Ended: to(_S.FAILED),
-        EndFailed: to(_S.FAILED),
-        PeerGone: to(_S.FAILED),
-        Cancelled: to(_S.ABANDONING),
-        Stopped: to(_S.ABANDONING),
-        DeadlinePassed: to(_S.ABANDONING),
-    },
-    _S.FINISHED: {kind: to(_S.FINISHED) for kind in GIVEN_UP},
-    _S.FAILED: {
-        PathsReady: to(_S.FAILED),
-        AcquireAnswered: to(_S.FAILED),  # after PeerGone: a lease that went with its epoch
-        AcquireFailed: to(_S.FAILED),
-        Ended: to(_S.FAILED),
-        EndFailed: to(_S.FAILED),
-        **{kind: to(_S.FAILED) for kind in GIVEN_UP},
-    },
+    **LAST_ROWS,
 }
 
 
@@ -112,7 +94,7 @@ class ParentPlan(TransferPlan):
     nbytes: int = 0
 
 
-class ParentMachine(Transfer):
+class ParentMachine(ConfirmedTransfer):
     """One request, or one group of the ranges of one."""
 
     def __init__(
@@ -170,19 +152,12 @@ class ParentMachine(Transfer):
             return _S.FAILED, [*stop, Fail(self._verdict)]
         return _S.RETURNING, [*stop, End(self._lease_id, transferred=False)]
 
-    def _complete(self) -> Step:
-        assert self._lease_id is not None
-        return _S.COMPLETING, [End(self._lease_id, transferred=True)]
-
-    def _settle(self, event: Ended | EndFailed) -> Step:
-        lease_id, self._lease_id = self._lease_id, None  # the call has given it back
-        if self.state is _S.ABANDONING:
-            return _S.FAILED, []
+    def _ended(self, lease_id: LeaseId, failure: OrbitError | None) -> Step:
         if self.state is _S.RETURNING:
             return _S.FAILED, [Fail(self._verdict)]
-        if isinstance(event, EndFailed):
-            return _S.FAILED, [Fail(event.error)]
-        return self._finish(LeaseId(lease_id or 0), self._nbytes)
+        if failure is not None:
+            return _S.FAILED, [Fail(failure)]
+        return self._finish(lease_id, self._nbytes)
 
     def _give_up(self, verdict: OrbitError | None) -> Step:
         if self.state is not _S.RETURNING:

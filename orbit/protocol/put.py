@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import PathFailed, PathUnavailable, PeerProtocolError
-from ..model import Direction, PathName, PathReason
+from ..errors import OrbitError, PathFailed, PathUnavailable, PeerProtocolError
+from ..model import Direction, LeaseId, PathName, PathReason
+from .confirmed import LAST_ROWS, ConfirmedTransfer
 from .messages import RdmaAnswer, ReadyAnswer
 from .transfer import (
     GIVEN_UP,
@@ -32,7 +33,6 @@ from .transfer import (
     PeerGone,
     Step,
     Stopped,
-    Transfer,
     TransferPlan,
     TransferState,
     TransferTable,
@@ -81,25 +81,7 @@ PUT_TABLE: TransferTable = {
         DeadlinePassed: to(_S.ABANDONING),
         PeerGone: to(_S.FAILED),
     },
-    _S.ABANDONING: {
-        AcquireAnswered: to(_S.FAILED),
-        AcquireFailed: to(_S.FAILED),
-        Ended: to(_S.FAILED),
-        EndFailed: to(_S.FAILED),
-        PeerGone: to(_S.FAILED),
-        Cancelled: to(_S.ABANDONING),
-        Stopped: to(_S.ABANDONING),
-        DeadlinePassed: to(_S.ABANDONING),
-    },
-    _S.FINISHED: {kind: to(_S.FINISHED) for kind in GIVEN_UP},
-    _S.FAILED: {
-        PathsReady: to(_S.FAILED),
-        AcquireAnswered: to(_S.FAILED),  # after PeerGone: a lease that went with its epoch
-        AcquireFailed: to(_S.FAILED),
-        Ended: to(_S.FAILED),
-        EndFailed: to(_S.FAILED),
-        **{kind: to(_S.FAILED) for kind in GIVEN_UP},
-    },
+    **LAST_ROWS,
 }
 
 
@@ -110,7 +92,7 @@ class PutPlan(TransferPlan):
     nbytes: int = 0
 
 
-class PutMachine(Transfer):
+class PutMachine(ConfirmedTransfer):
     """One put."""
 
     def __init__(
@@ -151,27 +133,18 @@ class PutMachine(Transfer):
         state, effects = self._complete()
         return state, [*stop, *effects]
 
-    def _complete(self) -> Step:
-        assert self._lease_id is not None
-        return _S.COMPLETING, [End(self._lease_id, transferred=True)]
-
     def _acquire_again(self, note: FellBack) -> Step:
         if self._lease_id is None:  # the owner has said already that it is over
             return super()._acquire_again(note)
         return _S.RETURNING, [note, End(self._lease_id, transferred=False)]
 
-    def _settle(self, event: Ended | EndFailed) -> Step:
-        lease_id, self._lease_id = self._lease_id, None  # the call has given it back
-        if self.state is _S.ABANDONING:
-            return _S.FAILED, []
-        assert lease_id is not None
-        incomplete = event.error if isinstance(event, EndFailed) else None
+    def _ended(self, lease_id: LeaseId, failure: OrbitError | None) -> Step:
         if self.state is _S.RETURNING:
-            if incomplete is None or isinstance(incomplete, PathFailed):
+            if failure is None or isinstance(failure, PathFailed):
                 return _S.ACQUIRING, [Acquire(offer=False, skip_threshold=False)]
-            return self._fail(incomplete)
-        if incomplete is None:
+            return self._fail(failure)
+        if failure is None:
             return self._finish(lease_id, self._nbytes)
-        if isinstance(incomplete, PathFailed):
-            return self._fall_back_or_fail(PathReason.GET_FAILED, incomplete)
-        return self._fail(incomplete)
+        if isinstance(failure, PathFailed):
+            return self._fall_back_or_fail(PathReason.GET_FAILED, failure)
+        return self._fail(failure)

@@ -371,7 +371,7 @@ class Transfer(TableMachine[TransferState, TransferInput, TransferEffect]):
         raise NotImplementedError
 
     def _settle(self, event: Ended | EndFailed) -> Step:
-        """Only a put's table lists these."""
+        """Only the tables of confirmed transfers list these."""
         raise NotImplementedError
 
     def _acquire_again(self, note: FellBack) -> Step:

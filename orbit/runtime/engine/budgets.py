@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from ...errors import BudgetExceeded, DeadlineExceeded
+from ...errors import DeadlineExceeded
 from ...memory.waiting_budget import BudgetUse, Ticket, TicketState, WaitingBudget
 from ...transport.timer import DeadlineTimer
 
@@ -52,9 +52,7 @@ class SharedBudget:
 
     def check(self, amount: int) -> None:
         """Raises BudgetExceeded when no wait could help."""
-        budget = self._budget
-        if amount > budget.limit:
-            raise BudgetExceeded(budget.name, amount, budget.limit, budget.in_use, budget.knob)
+        self._budget.check(amount)
 
     async def take(self, amount: int, deadline: float | None = None) -> Taken:
         """Waits until `deadline` (loop time) at most, behind all who came before. Raises
