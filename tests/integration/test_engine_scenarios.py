@@ -4,50 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from orbit.protocol.messages import RailHint
-from orbit.verbs import opening
-from orbit.verbs.scripted import ScriptedFabric, ScriptedProvider
-from orbit.verbs.settings import RdmaPathConfig
 from tests.scenarios.engine import OWN, SHARED
 from tests.scenarios.engine_rig import Devices, EngineScenario, open_engines
+from tests.scenarios.scripted_rails import scripted_rails
 
 TCP = Devices()
 SCRIPTED = Devices(("fake_a1", "fake_a2"), ("fake_b1", "fake_b2"))
 KINDS = pytest.mark.parametrize(
     "devices", [pytest.param(TCP, id="tcp"), pytest.param(SCRIPTED, id="scripted")]
 )
-QUICK = {
-    "connect_backoff_s": 0.05,
-    "receipt_timeout_s": 0.5,
-    "bind_timeout_s": 0.5,
-    "drain_timeout_s": 0.5,
-}
 
 
 @pytest.fixture(autouse=True)
-def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fakes() -> Iterator[None]:
     """A whitelist of fake devices opens scripted ones, on a fabric of this test."""
-    fabric = ScriptedFabric()
     names = (*SCRIPTED.source, *SCRIPTED.requester)
-    devices = {name: fabric.add_device(name) for name in names}
-    real = opening.open_rdma_path
-
-    async def open_scripted(provider: Any, config: RdmaPathConfig, **_: Any) -> Any:
-        rails = [RailHint(name, 1, devices[name].gids[1], 1, 4096) for name in config.whitelist]
-        quick = replace(config, **QUICK)
-        return await real(ScriptedProvider(fabric, config.whitelist), quick, rails=rails)
-
-    monkeypatch.setattr(opening, "open_rdma_path", open_scripted)
-    yield
-    for device in devices.values():
-        counters = device.counters()
-        assert not counters.misuse, counters
-        assert counters.live_objects == 0, counters
+    with scripted_rails(names, lambda config: config.whitelist):
+        yield
 
 
 @KINDS

@@ -54,7 +54,7 @@ from orbit.protocol.transfer import (
     TransferInput,
     TransferState,
 )
-from tests.unit.protocol.answers import with_lease
+from tests.unit.protocol.answers import feed, with_lease
 
 AUTO = FetchPlan(Transport.AUTO, PathReason.OK)
 DEMAND = FetchPlan(Transport.RDMA, PathReason.OK)
@@ -73,14 +73,6 @@ def ready(
     total: int = 100, lease: int = 8, reason: str = "no_offer", inline: bytes | None = None
 ) -> AcquireAnswered:
     return AcquireAnswered(AcquireReply(ready=ReadyAnswer(lease, 3, total, reason, inline)))
-
-
-def feed(fetch: Fetch, *events: TransferInput) -> list[TransferEffect]:
-    """Effects of the last one."""
-    effects: list[TransferEffect] = []
-    for event in events:
-        effects = fetch.step(event, 0.0)
-    return effects
 
 
 def only_failure(effects: list[TransferEffect]) -> OrbitError | None:

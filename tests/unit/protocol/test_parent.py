@@ -23,7 +23,7 @@ from orbit.errors import (
     Unquiesced,
 )
 from orbit.model import Direction, LeaseId, PathName, PathReason, Transport
-from orbit.protocol.messages import AcquireReply, GrantPiece, RdmaAnswer, ReadyAnswer
+from orbit.protocol.messages import AcquireReply, ReadyAnswer
 from orbit.protocol.parent import ParentMachine, ParentPlan
 from orbit.protocol.transfer import (
     PIECES_MAX,
@@ -52,7 +52,7 @@ from orbit.protocol.transfer import (
     TransferEffect,
     TransferInput,
 )
-from tests.unit.protocol.answers import with_lease
+from tests.unit.protocol.answers import feed, rdma, with_lease
 
 RDMA = ParentPlan(Transport.RDMA, PathReason.OK, direction=Direction.READ, nbytes=100)
 WRITE = replace(RDMA, direction=Direction.WRITE)
@@ -63,25 +63,11 @@ STALE = PathUnavailable("rdma", PathReason.CONNECT_FAILED)
 PLANS = [RDMA, WRITE]
 
 
-def rdma(total: int = 100, lease: int = 7, direction: int = 1, more: int = 0) -> AcquireAnswered:
-    rest = (GrantPiece(b"descriptor", b"grant"),) * more
-    answer = RdmaAnswer(lease, b"descriptor", b"grant", 30_000, total, rest, direction)
-    return AcquireAnswered(AcquireReply(rdma=answer))
-
-
 def ready(
     total: int = 100, lease: int = 8, direction: int = 1, inline: bytes | None = None
 ) -> AcquireAnswered:
     answer = ReadyAnswer(lease, 3, total, "asked", inline, 0, direction)
     return AcquireAnswered(AcquireReply(ready=answer))
-
-
-def feed(machine: ParentMachine, *events: TransferInput) -> list[TransferEffect]:
-    """Effects of the last one."""
-    effects: list[TransferEffect] = []
-    for event in events:
-        effects = machine.step(event, 0.0)
-    return effects
 
 
 OFFERED = (Begin(), PathsReady(PathReason.OK))

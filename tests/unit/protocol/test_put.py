@@ -4,6 +4,7 @@ that is given back on every other exit.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -24,7 +25,7 @@ from orbit.errors import (
     Unquiesced,
 )
 from orbit.model import Direction, LeaseId, PathName, PathReason, Transport
-from orbit.protocol.messages import AcquireReply, GrantPiece, RdmaAnswer, ReadyAnswer
+from orbit.protocol.messages import AcquireReply, ReadyAnswer
 from orbit.protocol.put import PutMachine, PutPlan
 from orbit.protocol.transfer import (
     PIECES_MAX,
@@ -54,7 +55,8 @@ from orbit.protocol.transfer import (
     TransferInput,
     TransferState,
 )
-from tests.unit.protocol.answers import with_lease
+from tests.unit.protocol import answers
+from tests.unit.protocol.answers import feed, with_lease
 
 AUTO = PutPlan(Transport.AUTO, PathReason.OK, nbytes=100)
 DEMAND = replace(AUTO, transport=Transport.RDMA)
@@ -62,14 +64,7 @@ TCP = replace(AUTO, transport=Transport.TCP)
 BROKEN = PathFailed("rdma", "get_failed")
 LOST = PeerLost("peer", "reset")
 WRITE = int(Direction.WRITE)
-
-
-def rdma(
-    total: int = 100, lease: int = 7, direction: int = WRITE, more: int = 0
-) -> AcquireAnswered:
-    rest = (GrantPiece(b"descriptor", b"grant"),) * more
-    answer = RdmaAnswer(lease, b"descriptor", b"grant", 30_000, total, rest, direction)
-    return AcquireAnswered(AcquireReply(rdma=answer))
+rdma = functools.partial(answers.rdma, direction=WRITE)
 
 
 def ready(
@@ -81,14 +76,6 @@ def ready(
 ) -> AcquireAnswered:
     answer = ReadyAnswer(lease, 3, total, reason, None, timeout_ms, direction)
     return AcquireAnswered(AcquireReply(ready=answer))
-
-
-def feed(put: PutMachine, *events: TransferInput) -> list[TransferEffect]:
-    """Effects of the last one."""
-    effects: list[TransferEffect] = []
-    for event in events:
-        effects = put.step(event, 0.0)
-    return effects
 
 
 def only_failure(effects: list[TransferEffect]) -> OrbitError | None:
