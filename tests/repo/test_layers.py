@@ -35,7 +35,12 @@ ROOMS: dict[str, set[str]] = {
     "loop_thread": VALUES,
     "sync": FACTS | {"loop_thread", "node", "engine", "runtime"},
     "metrics": FACTS | {"node", "runtime"},
-    "cli": FACTS | {"protocol", "transport", "node", "availability", "softroce", "testing"},
+    "bench": SHELLS | {"verbs", "runtime", "node", "engine", "availability"},
+    "doctor": SHELLS | {"verbs", "runtime", "node", "engine", "availability"},
+    "scraping": FACTS,
+    "cli": FACTS
+    | {"protocol", "transport", "node", "engine", "availability", "softroce", "testing"}
+    | {"bench", "doctor", "metrics", "scraping"},
     "": FACTS | {"transport", "node", "engine", "availability"},  # orbit/__init__.py: public names
     "__main__": {"cli"},
 }
@@ -44,7 +49,8 @@ ROOMS: dict[str, set[str]] = {
 DOORS: dict[str, tuple[str, ...]] = {
     "msgpack": ("orbit/protocol/codec.py",),
     "pyverbs": ("orbit/verbs/_pyverbs.py",),
-    "prometheus_client": ("orbit/metrics.py",),
+    "prometheus_client": ("orbit/metrics.py", "orbit/scraping.py"),
+    "matplotlib": ("orbit/bench/plot.py",),
     "numpy": ("orbit/memory/range_table.py",),
     "ctypes": ("orbit/memory/buffer.py", "orbit/verbs/"),  # addresses of buffers; the C helper
     "click": ("orbit/cli/",),
