@@ -82,6 +82,7 @@ if TYPE_CHECKING:
         TransferResult,
         TransferState,
     )
+    from .logs import configure_logging
     from .node import (
         Dispatch,
         Health,
@@ -196,6 +197,7 @@ __all__ = [
     "WrongDirection",
     "__version__",
     "available",
+    "configure_logging",
 ]
 
 _LAZY = {
@@ -214,6 +216,7 @@ _LAZY = {
     "TransferRequest": "engine",
     "TransferResult": "engine",
     "TransferState": "engine",
+    "configure_logging": "logs",
     "Dispatch": "node",
     "Health": "node",
     "HealthKind": "node",

@@ -32,6 +32,8 @@ class ExitStatus(IntEnum):
     PEER = 3  # the other side cannot be reached, refused, was lost, or does not serve this any more
     PATH = 4  # the demanded path cannot be had
     INTEGRITY = 5  # the bytes are not the ones the ticket names
+    WARNINGS = 6  # of a diagnosis: it works, less well or under a condition
+    UNFIT = 7  # of a diagnosis: what was asked for cannot work here
     INTERRUPTED = 130  # SIGINT, as shells count it
     TERMINATED = 143  # SIGTERM
 

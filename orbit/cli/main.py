@@ -21,6 +21,9 @@ COMMANDS: Mapping[str, str] = {
     "demo": "Move a file between two processes by handle, and prove it.",
     "serve": "Offer files; prints a ticket for each.",
     "get": "Fetch what a ticket names.",
+    "top": "Watch a node by its metrics: budgets, rails, leases, rates.",
+    "bench": "Measure orbit, and what the same bytes cost without it.",
+    "doctor": "Say what works on this host, and how to repair what does not.",
     "softroce": "Run a command in a VM with software RDMA devices.",
 }
 
@@ -68,8 +71,18 @@ def _version() -> str:
     callback=_show_version,
     help="Show the version and exit.",
 )
-def cli() -> None:
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="Write what orbit logs from this level up to stderr. Default: warnings, as bare text.",
+)
+@click.option("--log-json", is_flag=True, help="The log as one JSON object a line.")
+def cli(log_level: str | None, log_json: bool) -> None:
     """Move large payloads between machines by handle, over RDMA verbs or TCP."""
+    if log_level is not None or log_json:
+        from ..logs import configure_logging
+
+        configure_logging(log_level or "warning", log_json)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

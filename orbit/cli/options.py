@@ -43,4 +43,12 @@ secret_file_option = click.option(
     help="File with the secret that both sides must have.",
 )
 
+METRICS_PORT = 9464  # where exporters of applications are looked for by custom
+
+metrics_option = click.option(
+    "--metrics",
+    metavar="HOST[:PORT]",
+    help=f"Serve metrics for Prometheus and `orbit top` there; default port {METRICS_PORT}.",
+)
+
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")

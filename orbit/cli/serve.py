@@ -19,8 +19,9 @@ from ..model import Handle, PathReason, Transport
 from ..node import Node, RegisterOptions
 from ..protocol.ticket import Ticket
 from . import output
+from .exporting import exporting
 from .failures import Stopped
-from .options import json_option, parse_size, secret_file_option, transport_option
+from .options import json_option, metrics_option, parse_size, secret_file_option, transport_option
 from .payload import Payload, file_size, load, ticket_name
 from .running import run
 
@@ -65,6 +66,7 @@ class Offer:
     help="Most memory to register for RDMA; larger files are served by TCP.",
 )
 @secret_file_option
+@metrics_option
 @json_option
 def serve(
     files: tuple[Path, ...],
@@ -73,6 +75,7 @@ def serve(
     transport: str,
     pinned_bytes: int,
     secret_file: Path | None,
+    metrics: str | None,
     as_json: bool,
 ) -> None:
     """Offer FILEs and print a ticket for each, until stopped (Ctrl-C or SIGTERM)."""
@@ -88,21 +91,27 @@ def serve(
         ),
     )
     try:
-        run(_serve(config, files, pinned, as_json))
+        run(_serve(config, files, pinned, metrics, as_json))
     except Stopped as stopped:
         if stopped.number != signal.SIGTERM:  # being told to stop is how serving ends well
             raise
 
 
 async def _serve(
-    config: NodeConfig, files: Sequence[Path], pinned: frozenset[int], as_json: bool
+    config: NodeConfig,
+    files: Sequence[Path],
+    pinned: frozenset[int],
+    metrics: str | None,
+    as_json: bool,
 ) -> None:
-    async with Node(config) as node:
+    async with Node(config) as node, exporting(metrics, node) as url:
         rdma = node.statistics().rdma_reason is PathReason.OK
         for index, path in enumerate(files):
             offer = await _offer(node, path, pin=rdma and index in pinned)
-            _show(offer, as_json)
+            _show(offer, as_json, url)
         if not as_json:
+            if url is not None:
+                output.note(f"metrics at {url}")
             output.note(f"serving {len(files)} file(s); Ctrl-C stops")
         await asyncio.Event().wait()
 
@@ -150,7 +159,7 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ARENA_ALIGNMENT) * _ARENA_ALIGNMENT
 
 
-def _show(offer: Offer, as_json: bool) -> None:
+def _show(offer: Offer, as_json: bool, metrics_url: str | None) -> None:
     ticket = offer.ticket
     if as_json:
         output.print_json(
@@ -160,6 +169,7 @@ def _show(offer: Offer, as_json: bool) -> None:
                 "sha256": ticket.sha256,
                 "memory": offer.memory,
                 "ticket": str(ticket),
+                **({} if metrics_url is None else {"metrics": metrics_url}),
             }
         )
         return

@@ -76,10 +76,11 @@ class Plan:
 class RailLoad:
     """Bytes in flight per NIC, of all transfers together."""
 
-    __slots__ = ("_charged",)
+    __slots__ = ("_charged", "_ever")
 
     def __init__(self) -> None:
         self._charged: dict[int, int] = {}
+        self._ever: dict[int, int] = {}
 
     def charged(self, nic: int) -> int:
         """Bytes in flight on that NIC."""
@@ -89,12 +90,17 @@ class RailLoad:
     def total_bytes(self) -> int:
         return sum(self._charged.values())
 
+    def by_nic(self) -> dict[int, tuple[int, int]]:
+        """Bytes in flight, and all that were ever charged, of each NIC that was used."""
+        return {nic: (self.charged(nic), ever) for nic, ever in self._ever.items()}
+
     def charge(self, nic: int, nbytes: int) -> None:
         """Count `nbytes` until as many are repaid."""
         if nbytes < 0:
             raise InternalError(f"a charge of {nbytes} bytes on NIC {nic}")
         if nbytes:
             self._charged[nic] = self.charged(nic) + nbytes
+            self._ever[nic] = self._ever.get(nic, 0) + nbytes
 
     def repay(self, nic: int, nbytes: int) -> None:
         """Raises InternalError, and changes nothing, for more than is charged."""

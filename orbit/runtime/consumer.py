@@ -57,6 +57,7 @@ from ..transport.copying import copy_pieces
 from ..transport.interface import Progress, Reply, Session
 from .borrowed import Borrowed, StopScope
 from .fetching import FetchRun
+from .limited_log import LimitedLog
 from .options import Put
 from .owner import Owner
 from .paths import Paths
@@ -120,7 +121,7 @@ class Consumer:
         self._held: dict[tuple[Handle, LeaseId], Session | None] = {}
         self._runs: dict[Session, dict[TransferRun, None]] = {}  # oldest first
         self._spreading = Spreading(paths, runner)
-        self._warned: set[tuple[WorkerId, PathReason]] = set()
+        self._limited = LimitedLog(_log)
 
     @property
     def leases_held(self) -> int:
@@ -387,10 +388,16 @@ class Consumer:
             raise typed from error
 
     def _warn(self, session: Session, reason: PathReason) -> None:
-        key = (session.peer.worker_id, reason)
-        if key not in self._warned:
-            self._warned.add(key)
-            _log.warning("transfers with %s go over TCP: %s", session.peer, reason.value)
+        self._limited.warning(
+            (session.peer.worker_id, reason),
+            "transfers with %s go over TCP: %s",
+            *(session.peer, reason.value),
+            event="transfer_by_tcp",
+            node=f"{self._worker_id:016x}",
+            peer=session.peer,
+            path=PathName.TCP,
+            reason=reason,
+        )
 
     def _lose(self, session: Session, error: OrbitError) -> None:
         if isinstance(session, ControlSession):

@@ -46,7 +46,7 @@ def retain(error: Unquiesced, holder: object) -> Retained:
     entry = Retained(error.what, error.retained_bytes, error.cause, time.monotonic(), holder)
     with _lock:
         _kept.append(entry)
-    _log.error("%s", error)
+    _log.error("%s", error, extra={"event": "memory_retained"})
     return entry
 
 

@@ -26,3 +26,6 @@ class PathStatistics:
     bind_s: float = 0.0  # from the post of a bind to its completion, all binds together
     receipt_s: float = 0.0  # from a transfer's last byte to its receipt's completion, likewise
     retained: tuple[object, ...] = field(default=())
+    grant_age_s: float = 0.0  # since the bind of the oldest active grant
+    # Of each device's current protection domain: keys that are left, and all there ever were.
+    device_window_keys: Mapping[str, tuple[int, int]] = field(default_factory=dict)

@@ -259,17 +259,20 @@ class RdmaPath(PathRails):
     def statistics(self) -> PathStatistics:
         domains = [domain for device in self._devices for domain in device.domains]
         keys_gone = sum(device.key_count for device in self._devices)
-        current = [device.domain.windows.history for device in self._devices]
+        current = {d.name: d.domain.windows.history for d in self._devices}
         counts = asdict(self._context.counters)
+        grants_active, grant_age_s = self._sources.grants_active()
         return PathStatistics(
             bind_s=counts.pop("bind_s"),
             receipt_s=counts.pop("receipt_s"),
             counts=counts,
-            grants_active=self._sources.grants_active,
+            grants_active=grants_active,
+            grant_age_s=grant_age_s,
             queue_pairs=sum(device.queue_pairs for device in self._devices),
             windows_parked=sum(len(domain.windows.parked) for domain in domains),
             window_keys_used=keys_gone + sum(d.windows.history.keys_used for d in domains),
-            window_keys_remaining=min((h.keys_remaining for h in current), default=0),
+            window_keys_remaining=min((h.keys_remaining for h in current.values()), default=0),
+            device_window_keys={n: (h.keys_remaining, h.keys_total) for n, h in current.items()},
             registered_bytes=self.memory.registered_bytes,
             unknown_completions=sum(d.lanes.unknown_completions for d in self._devices),
             crossings=self._devices[0].turn.crossings.total if self._devices else 0,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from ..errors import BusyError, ClosedError, DeviceError, OrbitError, PathUnavailable, Unquiesced
@@ -437,6 +437,12 @@ class SourceMember:
         self._slot.keep()
         now = asyncio.get_running_loop().time()
         self._context.retained.add(self, str(self), 0, cause, now)
+
+
+def oldest_bind_at(members: Iterable[SourceMember]) -> float | None:
+    """When the oldest of their grants that have not ended was bound (time.perf_counter)."""
+    posted = (grant.bind_posted_at for m in members for grant in m._grants.values())
+    return min((at for at in posted if at), default=None)
 
 
 def is_unused(member: SourceMember) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -39,7 +40,7 @@ from .endpoints import EndpointSlot, IdleArray
 from .grant_ends import GrantEnds
 from .queue_pair import RemoteEnd
 from .rail_pairs import is_gid, path_mtu
-from .source import MemberNews, SourceMember, is_unused
+from .source import MemberNews, SourceMember, is_unused, oldest_bind_at
 
 # The array that a requester builds for each direction. A source that knows READ only must not take
 # the one for WRITEs for the other.
@@ -149,9 +150,12 @@ class SourceArrays:
         self._closed = False
         context.endpoints.add_idle(self._idle)
 
-    @property
-    def grants_active(self) -> int:
-        return sum(m.load for array in self._arrays.values() for m in array.members.values())
+    def grants_active(self) -> tuple[int, float]:
+        """How many grants have not ended, and for how many seconds the oldest has been bound."""
+        members = [m for array in self._arrays.values() for m in array.members.values()]
+        oldest_at = oldest_bind_at(members)
+        age_s = 0.0 if oldest_at is None else time.perf_counter() - oldest_at
+        return sum(member.load for member in members), age_s
 
     def handlers(self) -> Mapping[str, CallHandler]:
         return {

@@ -39,8 +39,12 @@ class KeyHistory:
         return self._keys_used
 
     @property
+    def keys_total(self) -> int:
+        return self._indices_max * _USABLE_TAGS
+
+    @property
     def keys_remaining(self) -> int:
-        return max(0, self._indices_max * _USABLE_TAGS - self._keys_used)
+        return max(0, self.keys_total - self._keys_used)
 
     @property
     def scarce(self) -> bool:

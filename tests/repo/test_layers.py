@@ -33,6 +33,7 @@ ROOMS: dict[str, set[str]] = {
     "node": SHELLS | {"runtime", "verbs", "availability"},
     "engine": MACHINES | {"runtime", "node"},
     "loop_thread": VALUES,
+    "logs": {"errors"},
     "sync": FACTS | {"loop_thread", "node", "engine", "runtime"},
     "metrics": FACTS | {"node", "runtime"},
     "bench": SHELLS | {"verbs", "runtime", "node", "engine", "availability"},
@@ -40,8 +41,9 @@ ROOMS: dict[str, set[str]] = {
     "scraping": FACTS,
     "cli": FACTS
     | {"protocol", "transport", "node", "engine", "availability", "softroce", "testing"}
-    | {"bench", "doctor", "metrics", "scraping"},
-    "": FACTS | {"transport", "node", "engine", "availability"},  # orbit/__init__.py: public names
+    | {"bench", "doctor", "metrics", "scraping", "logs"},
+    # orbit/__init__.py: public names
+    "": FACTS | {"transport", "node", "engine", "availability", "logs"},
     "__main__": {"cli"},
 }
 
@@ -49,7 +51,7 @@ ROOMS: dict[str, set[str]] = {
 DOORS: dict[str, tuple[str, ...]] = {
     "msgpack": ("orbit/protocol/codec.py",),
     "pyverbs": ("orbit/verbs/_pyverbs.py",),
-    "prometheus_client": ("orbit/metrics.py", "orbit/scraping.py"),
+    "prometheus_client": ("orbit/metrics/", "orbit/scraping.py"),
     "matplotlib": ("orbit/bench/plot.py",),
     "numpy": ("orbit/memory/range_table.py",),
     "ctypes": ("orbit/memory/buffer.py", "orbit/verbs/"),  # addresses of buffers; the C helper

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
 import re
 import threading
 import time
+import urllib.error
 import urllib.request
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
@@ -53,6 +56,8 @@ RDMA = PathStatistics(
     retained_bytes=40,
     bind_s=0.25,
     receipt_s=0.375,
+    grant_age_s=1.5,
+    device_window_keys={"mlx5_0": (45, 46)},
 )
 STATISTICS = orbit.NodeStatistics(
     slots=SlotStatistics(
@@ -112,6 +117,7 @@ ENGINE = EngineStatistics(
     outcomes={"succeeded": 58, "unquiesced": 59},
     in_flight_bytes=60,
     bytes_moved=61,
+    rail_bytes={0: (71, 72)},
     rails=RailStatistics(
         rails=(
             RailFacts(0, "mlx5_0", 1, "::1", active=True),
@@ -128,6 +134,8 @@ ENGINE = EngineStatistics(
 
 class Fixed:
     """A node that never changes."""
+
+    identity = orbit.PeerIdentity(0xAB, 1)
 
     def __init__(self, statistics: orbit.NodeStatistics = STATISTICS) -> None:
         self._statistics = statistics
@@ -201,6 +209,9 @@ def scraped(
         ("rdma_queue_pairs", {}, 33),
         ("rdma_window_keys_remaining", {}, 36),
         ("rdma_crossings_total", {}, 39),
+        ("rdma_device_window_keys_remaining", {"device": "mlx5_0"}, 45),
+        ("rdma_grant_age_seconds", {}, 1.5),
+        ("rdma_device_window_keys_limit", {"device": "mlx5_0"}, 46),
         ("rdma_retained_bytes", {}, 40),
         ("rdma_registered_bytes", {}, 6),
         ("messenger_pending_responses", {}, 11),
@@ -240,6 +251,9 @@ def test_a_series(series: str, labels: dict[str, str], value: float) -> None:
         ("retained_bytes", {}, 70),
         ("rail_active", {"device": "mlx5_0", "port": "1", "nic": "0"}, 1),
         ("rail_active", {"device": "mlx5_1", "port": "1", "nic": "2"}, 0),
+        ("rail_in_flight_bytes", {"device": "mlx5_0", "port": "1", "nic": "0"}, 71),
+        ("rail_planned_bytes_total", {"device": "mlx5_0", "port": "1", "nic": "0"}, 72),
+        ("rail_planned_bytes_total", {"device": "mlx5_1", "port": "1", "nic": "2"}, 0),
         ("rails_in_use", {"resource": "completion_entries"}, 66),
         ("rails_limit", {"resource": "completion_entries"}, 67),
         ("monitor_ticks_total", {}, 62),
@@ -257,6 +271,27 @@ def test_the_oldest_of_what_an_engine_keeps_has_the_age() -> None:
     age_s = scraped(Fixed(), FixedEngine()).get_sample_value("orbit_engine_retained_age_seconds")
     assert age_s is not None
     assert age_s >= 3600
+
+
+def test_what_the_process_keeps_is_told_with_its_age() -> None:
+    since = time.monotonic()
+    kept = (
+        Retained("a region", 68, "late", since - 60, None),
+        Retained("an arena", 2, "late", since, None),
+    )
+    registry = scraped(Fixed(replace(STATISTICS, retained=kept)))
+    assert registry.get_sample_value("orbit_memory_retained") == 2
+    assert registry.get_sample_value("orbit_memory_retained_bytes") == 70
+    age_s = registry.get_sample_value("orbit_memory_retained_age_seconds")
+    assert age_s is not None
+    assert 60 <= age_s < 120
+
+
+def test_a_node_says_who_it_is() -> None:
+    (info,) = [f for f in families(STATISTICS) if f.name == "orbit_node_info"]
+    labels = info.samples[0].labels
+    assert (labels["node"], labels["rdma"]) == ("00000000000000ab", "ok")
+    assert labels["version"]
 
 
 def test_an_engine_without_rails_says_nothing_of_them() -> None:
@@ -301,7 +336,7 @@ def counted_series() -> set[str]:
     root = Path(orbit.__file__).parent
     found: set[str] = set()
     for path in root.rglob("*.py"):
-        if path.name == "metrics.py":
+        if path.name == "series.py":
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -331,7 +366,8 @@ def test_every_count_of_the_rdma_path_is_described() -> None:
     found = families(replace(STATISTICS, rdma=replace(RDMA, counts=counts)))
     new = {f.name: f.documentation for f in found if f.name not in without}
     others = {entry.name for entry in fields(PathStatistics)}
-    assert len(new) == len(counts) + len(others - {"counts", "registered_bytes", "retained"})
+    elsewhere = {"counts", "registered_bytes", "retained", "device_window_keys"}
+    assert len(new) == len(counts) + len(others - elsewhere) + 2
     assert metrics.UNDESCRIBED not in new.values()
     assert {"orbit_rdma_bind_seconds", "orbit_rdma_receipt_seconds"} <= new.keys()
 
@@ -444,6 +480,103 @@ def test_a_loop_that_is_gone_fails_the_scrape() -> None:
     thread.start()
     thread.join(10)
     assert [type(error) for error in found] == [orbit.ClosedError]
+
+
+class Closed(Fixed):
+    """A node that has ended."""
+
+    def statistics(self) -> orbit.NodeStatistics:
+        raise orbit.ClosedError("the node")
+
+
+def test_a_scrape_of_a_closed_node_is_a_503() -> None:
+    with metrics.start_http_server(Closed()) as server:
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            _get(server.port)
+        with caught.value as answer:
+            assert (answer.code, answer.read()) == (503, b"the node is closed\n")
+
+
+def test_an_engine_that_ended_leaves_its_nodes_series() -> None:
+    class Ended(FixedEngine):
+        def statistics(self) -> EngineStatistics:
+            raise orbit.ClosedError("the engine")
+
+    names = {family.name for family in families(STATISTICS, Ended())}
+    assert "orbit_sessions" in names
+    assert "orbit_engine_regions" not in names
+
+
+def test_closing_does_not_wait_for_a_scrape_and_no_scrape_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loop that would answer the scrape is the one that closes the server."""
+    asked, found = threading.Event(), []
+
+    def scrape(port: int) -> None:
+        found.append(_get(port))
+
+    async def main() -> threading.Thread:
+        loop = asyncio.get_running_loop()
+        real = loop.call_soon_threadsafe
+
+        def noted(*arguments: Any, **named: Any) -> asyncio.Handle:
+            asked.set()
+            return real(*arguments, **named)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", noted)
+        server = metrics.start_http_server(Fixed())
+        thread = threading.Thread(target=scrape, args=(server.port,))
+        thread.start()
+        assert asked.wait(10)
+        server.close()
+        assert not found
+        return thread
+
+    thread = asyncio.run(main())
+    thread.join(10)
+    assert not thread.is_alive()
+    assert "orbit_sessions" in found[0]
+
+
+def test_it_listens_on_loopback_and_says_when_it_does_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with metrics.start_http_server(Fixed()) as server:
+        assert server.url == f"http://127.0.0.1:{server.port}/metrics"
+    assert not caplog.records
+    with metrics.start_http_server(Fixed(), host="0.0.0.0") as server:
+        (record,) = caplog.records
+        assert f"0.0.0.0:{server.port}, to everybody" in record.getMessage()
+
+
+def test_a_taken_port_is_named() -> None:
+    with metrics.start_http_server(Fixed()) as server:
+        with pytest.raises(orbit.ConfigError, match=f"127.0.0.1:{server.port}") as caught:
+            metrics.start_http_server(Fixed(), server.port)
+        assert "another process listens there" in caught.value.hint
+
+
+@pytest.mark.parametrize("file", ["orbit.json", "alerts.yml"])
+def test_dashboard_and_alerts_ask_for_series_that_exist(file: str) -> None:
+    """Also those that a histogram is made of."""
+    text = (Path(orbit.__file__).parents[1] / "docs/grafana" / file).read_text("utf-8")
+    asked = {re.sub("_seconds_bucket$", "_seconds", n) for n in re.findall(r"\borbit_\w+", text)}
+    assert len(asked) >= 5
+    assert asked <= metrics.HELP.keys(), sorted(asked - metrics.HELP.keys())
+
+
+def test_the_dashboard_is_whole() -> None:
+    text = (Path(orbit.__file__).parents[1] / "docs/grafana/orbit.json").read_text("utf-8")
+    dashboard = json.loads(text)
+    names = {variable["name"] for variable in dashboard["templating"]["list"]}
+    assert names == {"datasource", "instance"}
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for panel in panels:
+        for target in panel["targets"]:
+            assert target["expr"].count("(") == target["expr"].count(")"), target["expr"]
+            assert '{instance=~"$instance"' in target["expr"]
 
 
 def test_registering_twice_is_refused_and_unregistering_frees_it() -> None:

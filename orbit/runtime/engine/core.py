@@ -32,7 +32,9 @@ from .tally import Tally
 class EngineStatistics:
     """An engine as of now. `budgets`: in use and limit, by knob, those of its role as a source
     apart; `waiting`: requests that wait for one of them. `outcomes`: requests that are over, by
-    state; `in_flight_bytes`: charged to rails. `rails` None: this node has none.
+    state; `in_flight_bytes`: charged to rails; `rail_bytes`: of each rail that was used, by its
+    `nic`, the bytes in flight and all that were ever planned onto it. `rails` None: this node has
+    none.
     """
 
     regions: int
@@ -43,6 +45,7 @@ class EngineStatistics:
     in_flight_bytes: int = 0
     bytes_moved: int = 0
     rails: RailStatistics | None = field(default=None)
+    rail_bytes: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
 
 class EngineCore:
@@ -121,6 +124,7 @@ class EngineCore:
             in_flight_bytes=0 if planner is None else planner.load.total_bytes,
             bytes_moved=self._bytes_moved,
             rails=rails,
+            rail_bytes={} if planner is None else planner.load.by_nic(),
         )
 
     def retained(self) -> tuple[Retained, ...]:

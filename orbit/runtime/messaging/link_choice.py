@@ -17,6 +17,7 @@ from ...events import Recorder, TransportChosen, TransportRefused
 from ...model import PathName, PathReason, WorkerId
 from ...transport.interface import Session
 from ...transport.messages import LinkClient, MessageLink, MessageTransport
+from ..limited_log import LimitedLog
 
 _log = logging.getLogger("orbit")
 
@@ -56,7 +57,7 @@ class LinkChooser:
         self._session_to = session_to
         self._recorder = recorder
         self._epochs: dict[bytes, _Epoch] = {}  # by attempt
-        self._warned: set[tuple[WorkerId, PathName, PathReason]] = set()
+        self._limited = LimitedLog(_log)
 
     async def open(
         self, worker_id: WorkerId, wanted: PathName | None, client: LinkClient
@@ -125,11 +126,15 @@ class LinkChooser:
         worker_id = session.peer.worker_id
         epoch.refused[name] = why
         self._recorder.record(TransportRefused(worker_id, name, why.reason))
-        key = (worker_id, name, why.reason)
-        if tried and key not in self._warned:
-            self._warned.add(key)
-            _log.warning(
-                "messages to %s do not go by %s: %s %s", session.peer, name, why.reason, why.detail
+        if tried:
+            self._limited.warning(
+                (worker_id, name, why.reason),
+                "messages to %s do not go by %s: %s %s",
+                *(session.peer, name, why.reason, why.detail),
+                event="message_link_refused",
+                peer=session.peer,
+                path=name,
+                reason=why.reason,
             )
 
     def _lacking(self, name: PathName) -> Missing:

@@ -238,6 +238,7 @@ def test_load_is_never_negative() -> None:
     load.repay(3, 4)
     load.repay(3, 6)
     assert load.total_bytes == 0
+    assert load.by_nic() == {3: (0, 10)}  # nothing on its way, and what there was
 
 
 @pytest.mark.parametrize(

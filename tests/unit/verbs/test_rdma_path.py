@@ -142,9 +142,19 @@ def test_six_hundred_grants_never_use_a_key_twice(rxe: bool) -> None:
         assert len(set(keys)) == 600
         statistics = pair.owner.statistics()
         assert statistics.window_keys_used == 600 + 1  # and one of the start probe
+        ((left, total),) = statistics.device_window_keys.values()
+        assert (left, total - left) == (statistics.window_keys_remaining, 600 + 1)
         assert counts(pair.owner)["receipts"] == 600
         assert counts(pair.owner)["aborts"] == counts(pair.consumer)["aborts"] == 0
         assert not pair.a.panicked
+        assert (statistics.grants_active, statistics.grant_age_s) == (0, 0.0)
+        late = Get(pair, 64, 601)
+        exposure = await late.expose()
+        statistics = pair.owner.statistics()
+        assert statistics.grants_active == 1
+        assert statistics.grant_age_s > 0
+        await late.pull(exposure)
+        await late.retract()
 
     run(scenario, rxe=rxe)
 
