@@ -43,6 +43,11 @@ _KNOWN = (*_PINS, *_LISTS, KILL_SWITCH)
 # Read by the build, the lab and the command line, not by a node.
 _ELSEWHERE = ("ORBIT_RESULTS", "ORBIT_SOAK", "ORBIT_WITHOUT_VERBS", "ORBIT_VERBS_INCLUDE")
 _ELSEWHERE_PREFIXES = ("ORBIT_LAB",)
+# Of the verbs libraries and of what runs the process.
+_DIAGNOSED = (
+    *("IBV_FORK_SAFE", "RDMAV_FORK_SAFE", "MLX5_SCATTER_TO_CQE"),
+    *("LD_PRELOAD", "LD_LIBRARY_PATH", "KUBERNETES_SERVICE_HOST"),
+)
 
 PROGRESS_MODES = ("event", "spin", "polling")
 HOST_MEMORY = ("direct", "staged")
@@ -463,16 +468,29 @@ def _warn_order(rdma_bytes_min: int, eager_bytes_max: int) -> None:
         )
 
 
-def _warn_unknown(env: Mapping[str, str]) -> None:
+def unknown_names(env: Mapping[str, str]) -> dict[str, str]:
+    """Names that begin like orbit's and are none, each with the nearest one that is."""
+    found = {}
     for name in sorted(env):
-        if not name.startswith("ORBIT_") or name in _ELSEWHERE or name == "ORBIT_LAB":
+        if not name.startswith("ORBIT_") or name in _ELSEWHERE or name in _KNOWN:
             continue
-        if name.startswith(_ELSEWHERE_PREFIXES):
+        if name == "ORBIT_LAB" or name.startswith(_ELSEWHERE_PREFIXES):
             continue
-        if name == "ORBIT_PORT" and _injected(env[name]):
-            _log.warning("ORBIT_PORT=%s is ignored: it is a service link, not a port", env[name])
-        elif name not in _KNOWN:
-            _log.warning("unknown environment variable %s; did you mean %s?", name, _nearest(name))
+        found[name] = _nearest(name)
+    return found
+
+
+def diagnostic_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What a diagnosis may see: orbit's own names, and those that change what it diagnoses."""
+    env = os.environ if environ is None else environ
+    return {k: v for k, v in env.items() if k.startswith("ORBIT_") or k in _DIAGNOSED}
+
+
+def _warn_unknown(env: Mapping[str, str]) -> None:
+    if _injected(text := env.get("ORBIT_PORT", "")):
+        _log.warning("ORBIT_PORT=%s is ignored: it is a service link, not a port", text)
+    for name, nearest in unknown_names(env).items():
+        _log.warning("unknown environment variable %s; did you mean %s?", name, nearest)
 
 
 def _injected(text: str) -> bool:

@@ -61,3 +61,26 @@ class Diagnosis:
     def level(self) -> Level:
         """The worst of all."""
         return max((one.level for one in self.findings), default=Level.OK)
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """Makes the findings of one heading. Further names become `data`."""
+
+    name: str
+
+    def ok(self, code: str, text: str, **data: Any) -> Finding:
+        return Finding(self.name, code, Level.OK, text, data=data)
+
+    def skip(self, code: str, text: str, **data: Any) -> Finding:
+        return Finding(self.name, code, Level.SKIPPED, text, data=data)
+
+    def warn(self, code: str, text: str, fix: str, **data: Any) -> Finding:
+        return Finding(self.name, code, Level.WARN, text, fix, data)
+
+    def fail(self, code: str, text: str, fix: str, **data: Any) -> Finding:
+        return Finding(self.name, code, Level.FAIL, text, fix, data)
+
+    def at(self, level: Level, code: str, text: str, fix: str, **data: Any) -> Finding:
+        """For a finding whose weight depends on what was asked for."""
+        return Finding(self.name, code, level, text, fix, data)

@@ -64,7 +64,7 @@ async def open_rdma_path(
     ConfigError for a pin that names what is not there.
     """
     if provider is None:
-        provider, reason, detail = _system_provider()
+        provider, reason, detail = system_provider()
         if provider is None:
             return None, reason, detail
     if rails is None:
@@ -136,7 +136,8 @@ async def _open_device(
     return None, reason, detail
 
 
-def _system_provider() -> tuple[Provider | None, PathReason, str]:
+def system_provider() -> tuple[Provider | None, PathReason, str]:
+    """The system's pyverbs, or None, why, and one line for people."""
     from ._pyverbs import PyverbsProvider  # pyverbs is loaded here and nowhere else
 
     try:

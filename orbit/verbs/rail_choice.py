@@ -246,5 +246,10 @@ def _path_mtu(discovery: Discovery, chosen: RankedGid) -> int:
     netdev = discovery.netdevs.get(chosen.entry.netdev)
     if netdev is None or not netdev.mtu or chosen.address_class is AddressClass.FABRIC:
         return 1024  # what a 1500-byte Ethernet carries
-    room = netdev.mtu - _ROCE_OVERHEAD_BYTES
+    return roce_path_mtu(netdev.mtu)
+
+
+def roce_path_mtu(netdev_mtu: int) -> int:
+    """The path MTU, in bytes, that an interface of that MTU carries."""
+    room = netdev_mtu - _ROCE_OVERHEAD_BYTES
     return next((mtu for mtu in _PATH_MTUS if mtu <= room), _PATH_MTUS[-1])

@@ -59,7 +59,7 @@ class FakeHost:
         """What is opened within is opened on this host."""
         provider = ScriptedProvider(self.fabric, self.known)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(opening, "_system_provider", lambda: (provider, PathReason.OK, ""))
+            patch.setattr(opening, "system_provider", lambda: (provider, PathReason.OK, ""))
             for module in (opening, discovery):
                 patch.setattr(module, "discover", self.tree.look)
             yield
