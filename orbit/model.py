@@ -170,7 +170,8 @@ class Lease:
     """A held read lock on a slot, and the record of how its bytes arrived.
 
     Give it back with `release` (drops lock and one reference) or `detach` (drops the lock).
-    `phases` maps a phase name (prepare, acquire, read, pull, copy, total ...) to seconds.
+    `phases` maps a phase name (prepare, acquire, read, pull, copy, total ...) to seconds. `rails`:
+    the devices here that moved the bytes.
     """
 
     handle: Handle
@@ -179,6 +180,7 @@ class Lease:
     reason: PathReason
     nbytes: int
     phases: Mapping[str, float] = field(default_factory=dict)
+    rails: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

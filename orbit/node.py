@@ -58,6 +58,7 @@ from .runtime.peer import IncomingLink, OpenedLink
 from .runtime.region_guards import RegionGuard, RegionSlice, RegionWatch
 from .runtime.rendezvous import NodeStatistics, Rendezvous
 from .runtime.sinks import PinnedPayload, PinnedWriter
+from .transport.finding import find
 from .transport.messages import LinkLimits, MessageTransport
 from .transport.tcp_dial import DialOptions, dial
 from .transport.tcp_listener import ListenOptions, TcpListener
@@ -205,6 +206,16 @@ class Node(Live, HandleCalls, MessagingCalls):
         if self._config.messaging.eager_endpoints:
             self._messages().messenger.wire_up(identity)
         return identity
+
+    async def find(self, endpoint: str) -> NodeAddress:
+        """Ask who listens at `endpoint` ("host:port"), for `add_peer`. The secret is proven both
+        ways first. The answer names the process that runs there now. Raises UsageError,
+        PeerUnreachable, PeerRefused, PeerProtocolError.
+        """
+        self._open()
+        there = Endpoint.parse(endpoint)
+        config = self._config
+        return await find(there, self._hello(), _secret(config), _dial_options(config))
 
     # --- how it is --------------------------------------------------------------------------------
 

@@ -73,6 +73,11 @@ class Row:
     verified: int = 0  # operations whose bytes were compared
 
     @property
+    def is_missing(self) -> bool:
+        """A baseline that could not be had: `reason` says why, and there are no figures."""
+        return self.source is not Source.ORBIT and self.errors > 0 and self.ops == 0
+
+    @property
     def nbytes(self) -> int:
         return self.ops * self.batch * self.size
 
@@ -101,9 +106,12 @@ class Report:
         same = (one for one in self.rows if one.size == row.size and one.source is source)
         return next(same, None)
 
+    def to_mapping(self) -> dict[str, Any]:
+        """What json can write."""
+        return asdict(self) | {"schema": SCHEMA, "plan": self.plan.to_json()}
+
     def to_json(self) -> str:
-        found = asdict(self) | {"schema": SCHEMA, "plan": self.plan.to_json()}
-        return json.dumps(found, indent=1)
+        return json.dumps(self.to_mapping(), indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -118,6 +126,24 @@ class Report:
             return cls(**found)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"not a report of orbit bench: {error}") from error
+
+
+def reports_from_json(text: str) -> tuple[Report, ...]:
+    """All reports of a file: one object after the other, on a line each or not. Raises
+    UsageError.
+    """
+    decoder, at, found = json.JSONDecoder(), 0, []
+    text = text.strip()
+    while at < len(text):
+        try:
+            _, end = decoder.raw_decode(text, at)
+        except ValueError as error:
+            raise UsageError(f"not a report of orbit bench: {error}") from error
+        found.append(Report.from_json(text[at:end]))
+        at = end + len(text[end:]) - len(text[end:].lstrip())
+    if not found:
+        raise UsageError("the file has no report of orbit bench")
+    return tuple(found)
 
 
 def _row(found: dict[str, Any]) -> Row:

@@ -21,6 +21,15 @@ def human_bytes(nbytes: int) -> str:
     return f"{nbytes / 1024**power:.1f} {_UNITS[power]}"
 
 
+def short_bytes(nbytes: int) -> str:
+    """64 KiB, 1 GiB, 1000 B: exact, for columns."""
+    power = 0
+    while nbytes and nbytes % 1024 == 0 and power < len(_UNITS) - 1:
+        nbytes //= 1024
+        power += 1
+    return f"{nbytes} {_UNITS[power] if power else 'B'}"
+
+
 def rate_gb_s(nbytes: int, seconds: float) -> float:
     """Decimal gigabytes a second, as network figures are given; 0 where nothing was measured."""
     return nbytes / seconds / 1e9 if seconds > 0 else 0.0

@@ -47,7 +47,15 @@ class FetchRun(TransferRun):
         """
         done = await self._run()
         phases = {**self._phases, "total": time.perf_counter() - started}
-        return Lease(self._handle, done.lease_id, done.path, done.reason, done.total_bytes, phases)
+        return Lease(
+            self._handle,
+            done.lease_id,
+            done.path,
+            done.reason,
+            done.total_bytes,
+            phases,
+            self._rails,
+        )
 
     def _request(self, offer: RdmaOffer | None, *, skip_threshold: bool) -> AcquireRequest:
         inline_max = self._context.inline_max_bytes if self._sink.takes_inline else 0

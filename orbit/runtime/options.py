@@ -30,7 +30,8 @@ NO_OPTIONS = RegisterOptions()
 @dataclass(frozen=True, slots=True)
 class Put:
     """One completed put, as its caller and as the destination's owner see it. `peer` is the other
-    side. `phases` maps a phase name (reach, acquire, write, finish, total ...) to seconds.
+    side. `phases` maps a phase name (reach, acquire, write, finish, total ...) to seconds. `rails`:
+    the caller's devices that moved the bytes, as the caller knows them.
     """
 
     handle: Handle
@@ -40,3 +41,4 @@ class Put:
     offset: int
     nbytes: int
     phases: Mapping[str, float] = field(default_factory=dict)
+    rails: tuple[str, ...] = ()

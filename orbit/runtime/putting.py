@@ -52,9 +52,15 @@ class PutRun(TransferRun):
         done = await self._run()
         self._source.give_back()
         phases = {**before, **self._phases, "total": time.perf_counter() - started}
-        peer = self._session.peer.worker_id
         return Put(
-            self._handle, peer, done.path, done.reason, self._offset, done.total_bytes, phases
+            self._handle,
+            self._session.peer.worker_id,
+            done.path,
+            done.reason,
+            self._offset,
+            done.total_bytes,
+            phases,
+            self._rails,
         )
 
     def _request(self, offer: RdmaOffer | None, *, skip_threshold: bool) -> AcquireRequest:

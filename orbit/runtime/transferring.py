@@ -94,6 +94,7 @@ class TransferRun:
     direction: ClassVar[Direction]
     confirm: ClassVar[bool] = False  # of a READ, too, the end is answered when it is proven
     _arrays: tuple[int, ...] = ()  # which the owner may use at once
+    _rails: tuple[str, ...] = ()  # of the last move
 
     def __init__(
         self,
@@ -308,6 +309,7 @@ class TransferRun:
             self._keep(unproven)
             return machine.MoveFailed(PathReason.GET_FAILED, unproven)
         self._phases.update(report.phases)
+        self._rails = report.rails
         return machine.Moved()
 
     def _keep(self, error: Unquiesced) -> None:

@@ -305,12 +305,13 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class PullReport:
-    """How a pull went: seconds by phase (read, copy, register ...), and counters that do not
-    depend on the machine.
+    """How a pull went: seconds by phase (read, copy, register ...), counters that do not depend on
+    the machine, and the local devices that moved the bytes.
     """
 
     phases: Mapping[str, float] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
+    rails: tuple[str, ...] = ()
 
 
 class DataPath(Protocol):

@@ -51,7 +51,9 @@ _log = logging.getLogger("orbit")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTerms:
-    """What both ends of a link hold to. `granted` is what this side grants, `allowed` the other."""
+    """What both ends of a link hold to. `granted` is what this side grants, `allowed` the other.
+    `rail`: the device here that the wire is on, if it is on one.
+    """
 
     transport: PathName
     peer: str  # for messages
@@ -59,10 +61,16 @@ class LinkTerms:
     allowed: Windows
     ceiling_bytes: int
     inbound_bytes_max: int
+    rail: str = ""
 
     @classmethod
     def between(
-        cls, transport: PathName, peer: str, own: LinkLimits, other: LinkLimits
+        cls,
+        transport: PathName,
+        peer: str,
+        own: LinkLimits,
+        other: LinkLimits,
+        rail: str = "",
     ) -> LinkTerms:
         """From what each side said. `other.inbound_bytes_max` is the peer's own business."""
         return cls(
@@ -72,6 +80,7 @@ class LinkTerms:
             allowed=other.windows,
             ceiling_bytes=min(own.ceiling_bytes, other.ceiling_bytes),
             inbound_bytes_max=own.inbound_bytes_max,
+            rail=rail,
         )
 
 
@@ -199,6 +208,7 @@ class PacketLink:
             queued_bytes=outbox.queued_bytes,
             unconsumed_bytes=self._book.unconsumed_bytes,
             credits=self._book.available(Window.MESSAGES),
+            rail=self._terms.rail,
         )
 
     @property

@@ -124,7 +124,7 @@ class OutgoingFrame:
 
 @dataclass(frozen=True, slots=True)
 class LinkStatistics:
-    """Counts of one link since it opened."""
+    """Counts of one link since it opened, and the device here that carries it, if one does."""
 
     frames_sent: int = 0
     frames_received: int = 0
@@ -139,6 +139,7 @@ class LinkStatistics:
     queued_bytes: int = 0
     unconsumed_bytes: int = 0
     credits: int = 0  # message credits at hand
+    rail: str = ""
 
 
 class LinkClient(Protocol):

@@ -29,7 +29,8 @@ _LOCAL_ERRNOS = frozenset(
     )
 )
 _LOCAL_HINTS = {
-    errno.EADDRNOTAVAIL: "local ports are used up (TIME_WAIT in `ss -s`), or the family is off",
+    errno.EADDRNOTAVAIL: "all outgoing ports are taken (see `ss -s`): widen"
+    " net.ipv4.ip_local_port_range; or this address family is off",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "raise fs.file-max",
     errno.ENETUNREACH: "there is no route to that network",

@@ -204,7 +204,8 @@ class TcpPath:
                 if not (may_repeat and reused and not died.answered and not session.closed):
                     raise self._failure(session, str(died)) from died
             except PeerError as error:
-                raise PathFailed(self.name, PathReason.CONNECT_FAILED, str(error)) from error
+                reason = PathReason.CONNECT_FAILED
+                raise PathFailed(self.name, reason, str(error), hint=error.hint) from error
         raise InternalError("a transfer neither ended nor failed")
 
     def _failure(self, session: Session, cause: str) -> PeerLost | PathFailed:

@@ -111,7 +111,8 @@ class Move:
         moving = max(end for _, end in spans) - min(begin for begin, _ in spans)
         self._phases["read" if self._direction is Direction.READ else "write"] = moving
         self._phases[last] = self._clock() - arrived
-        return PullReport(phases=self._phases, counts={"bytes": self._nbytes})
+        rails = dict.fromkeys(transfer.member.device.name for transfer in self._transfers)
+        return PullReport(self._phases, {"bytes": self._nbytes}, tuple(rails))
 
     async def _prepare(self) -> PreparedMemory:
         began = self._clock()

@@ -322,6 +322,6 @@ class Outbound:
 def _not_admitted(peer: str, error: OrbitError) -> NotAdmitted:
     if isinstance(error, NotAdmitted):
         return error
-    known = NotAdmitted(peer, str(error))
+    known = NotAdmitted(peer, str(error), hint=error.hint)
     known.__cause__ = error
     return known

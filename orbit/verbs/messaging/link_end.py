@@ -145,7 +145,8 @@ class LinkEnd:
             ceiling_bytes=theirs.ceiling_bytes,
         )
         own = replace(limits, windows=self.windows)
-        terms = LinkTerms.between(PathName.RDMA, self._peer, own, other)
+        rail = self._rail.device.name
+        terms = LinkTerms.between(PathName.RDMA, self._peer, own, other, rail)
         self.link = PacketLink(wire, client, terms)
         return self.link
 
