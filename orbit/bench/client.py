@@ -166,9 +166,10 @@ async def _measure(
         if warm.problem:
             return _row(plan, size, Tally(desk.end.path_text)), warm.problem
         there = await desk.usage()
-        here = Usage.of(desk.end.node)
+        here = Usage.of(desk.end.node, measuring.aside_s)
         tally = await measuring.run()
-        here, there = Usage.of(desk.end.node).since(here), (await desk.usage()).since(there)
+        here = Usage.of(desk.end.node, measuring.aside_s).since(here)
+        there = (await desk.usage()).since(there)
         by = workload.went_by(here, there)
         if by is not None and tally.ops:
             tally.paths = Counter({by: tally.ops})

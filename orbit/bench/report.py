@@ -61,7 +61,7 @@ class Row:
     inflight: int
     ops: int  # operations that succeeded, without the warm-up
     errors: int
-    seconds: float  # from the first operation's start to the last one's end
+    seconds: float  # in which at least one operation was under way
     latency: Latency
     path: str
     reason: str = "ok"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any, Final, Self
 
@@ -41,6 +42,7 @@ class Guest:
         self.plan = plan
         self.heard_at = now
         self.offer: Offer | None = None
+        self.aside_s = 0.0  # processor time that comparing its bytes has taken
 
 
 class BenchServer:
@@ -118,7 +120,7 @@ class BenchServer:
             case "alive":
                 return {}
             case "usage":
-                return Usage.of(self._end.node).to_wire()
+                return Usage.of(self._end.node, guest.aside_s).to_wire()
             case "check":
                 return _checked(guest, request)
             case "baseline":
@@ -222,7 +224,10 @@ def _checked(guest: Guest, request: Mapping[str, Any]) -> dict[str, object]:
         raise UsageError("nothing is offered")
     if type(worker) is not int or not 0 <= worker < guest.plan.inflight or type(turn) is not int:
         raise UsageError(f"there is no operation {turn!r} of worker {worker!r}")
-    return {"differs": guest.offer.differs(worker, turn)}
+    began = time.process_time()
+    differs = guest.offer.differs(worker, turn)
+    guest.aside_s += time.process_time() - began
+    return {"differs": differs}
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -37,7 +37,9 @@ class Usage:
     fetched_tcp: int
 
     @classmethod
-    def of(cls, node: Node) -> Self:
+    def of(cls, node: Node, aside_s: float = 0.0) -> Self:
+        """`aside_s`: processor time of making and comparing payloads, which is not counted."""
+        cpu_s = time.process_time() - aside_s
         found = node.statistics()
         rdma, counters = found.rdma, found.counters
         rdma_bytes, tcp_bytes = (
@@ -46,7 +48,7 @@ class Usage:
         )
         crossings = None if rdma is None else rdma.crossings
         copied = 0 if rdma is None else rdma.counts["targets_copied"]
-        return cls(time.process_time(), crossings, copied, rdma_bytes, tcp_bytes)
+        return cls(cpu_s, crossings, copied, rdma_bytes, tcp_bytes)
 
     def to_wire(self) -> dict[str, float | int | None]:
         return asdict(self)

@@ -20,6 +20,8 @@ from .shape import Bench
 class Handles:
     """What both directions share."""
 
+    checks_here = True
+
     def __init__(self, plan: Plan, bench: Bench) -> None:
         self._plan = plan
         self._bench = bench
@@ -101,6 +103,8 @@ class Gets(Handles):
 
 class Puts(Handles):
     """The server has one destination for each piece of this end's memory."""
+
+    checks_here = False
 
     async def open(self) -> None:
         await super().open()

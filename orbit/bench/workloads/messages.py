@@ -31,6 +31,7 @@ class Messages:
         self._plan = plan
         self._bench = bench
         self._node = bench.end.node
+        self.checks_here = plan.verb is Verb.UNARY
         self._pattern = Pattern(plan.seed)
         self._slots = Slots(plan.inflight, plan.batch, bench.size, self._pattern)
         self._answers: dict[int, list[memoryview]] = {}  # by worker, of its last turn

@@ -24,7 +24,7 @@ class Ranges:
     def __init__(self, plan: Plan, bench: Bench) -> None:
         self._plan = plan
         self._bench = bench
-        self._reads = plan.verb is Verb.READ
+        self._reads = self.checks_here = plan.verb is Verb.READ
         self._pattern = Pattern(plan.seed)
         begins = Pattern(plan.seed + self._reads)  # as nothing that the server has, to read into
         self._slots = Slots(plan.inflight, plan.batch, bench.size, begins)

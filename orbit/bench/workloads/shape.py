@@ -47,6 +47,8 @@ class Bench:
 class Workload(Protocol):
     """Operations are named by their worker and its turn. One worker runs one at a time."""
 
+    checks_here: bool  # `check` needs nobody else
+
     async def open(self) -> None:
         """Take the memory of all workers, and register it where there is RDMA."""
 
