@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test unit unit-processes unit-rest softroce bytecode vm-transfers vm-messages vm-engine lab demo bench soak check clean
+.PHONY: help setup lint format docs test unit unit-processes unit-rest softroce bytecode vm-transfers vm-messages vm-engine lab demo bench soak check clean
 
 BIN := .venv/bin
 SETUP_FLAGS ?=
@@ -24,6 +24,9 @@ lint: setup ## style, formatting, types
 format: setup ## rewrite the sources in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: setup ## the documents as HTML, in build/docs; a warning is an error
+	$(BIN)/sphinx-build -q -W --keep-going -n -c docs . build/docs
 
 unit: setup ## every test that needs no RDMA device and no VM
 	$(BIN)/python -m pytest --ignore=tests/lab --ignore=tests/softroce $(PYTEST_FLAGS)
@@ -63,7 +66,7 @@ lab: setup ## the tests of the VM itself, from the outside
 test: setup bytecode ## every test, those in the VM included
 	@$(MAKE) --no-print-directory -j2 --output-sync=target vm-messages vm-transfers vm-engine unit-rest unit-processes lab
 
-check: lint test ## what CI runs
+check: lint docs test ## what CI runs
 
 demo: setup ## a real file by handle: over TCP here, then over RDMA verbs in the VM
 	@echo "== over TCP, on this machine"

@@ -143,7 +143,7 @@ build_environment() {
     # The distribution's pyverbs is built for the distribution's interpreter and lives in its site-packages.
     [ -x "$venv/bin/python" ] || "$python" -m venv --system-site-packages "$venv" ||
         fail "the virtual environment could not be made. Install python3-venv."
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$root[dev]" ||
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$root[dev,docs]" ||
         fail "pip could not install orbit into $venv (the reason stands above)."
     printf '%s\n' "$key" >"$stamp"
 }

@@ -29,6 +29,7 @@ from .running import run
 _RETAINED = RegisterOptions(retain=True)
 _ARENA_ALIGNMENT = 4096
 _ARENA_BYTES_MIN = 64 << 20
+_DEVICES_MAX = 64  # the budget counts a piece once on each
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,7 @@ def serve(
         advertise=advertise,
         secret_file=secret_file,
         transport=transport,
-        rdma=RdmaConfig(
-            pool=RdmaPoolConfig(initial_arena_bytes=max(arena_bytes, _ARENA_BYTES_MIN))
-        ),
+        rdma=RdmaConfig(pool=pool_for(arena_bytes)),
     )
     try:
         run(_serve(config, files, pinned, metrics, as_json))
@@ -153,6 +152,16 @@ def _pinned_set(sizes: Sequence[int], transport: str, budget: int) -> frozenset[
             chosen.add(index)
             left -= _aligned(nbytes)
     return frozenset(chosen)
+
+
+def pool_for(nbytes: int) -> RdmaPoolConfig:
+    """For files of so many bytes, which `--pinned-bytes` has bounded: one arena for the short ones,
+    and a budget with room for all on every device.
+    """
+    default = RdmaPoolConfig()
+    arena_bytes = min(max(nbytes, _ARENA_BYTES_MIN), default.max_arena_bytes)
+    budget = max(default.registered_bytes_budget, _DEVICES_MAX * (nbytes + arena_bytes))
+    return RdmaPoolConfig(initial_arena_bytes=arena_bytes, registered_bytes_budget=budget)
 
 
 def _aligned(nbytes: int) -> int:
