@@ -22,7 +22,7 @@ except ImportError as error:
 
 from .errors import DeadlineExceeded, PeerProtocolError, PeerRefused, PeerUnreachable, UsageError
 
-TIMEOUT_S: Final = 5.0
+TIMEOUT_S: Final = 7.0  # an endpoint waits 5 s for its node before it answers 503
 BYTES_MAX: Final = 16 << 20  # of one answer; a node has some tens of KiB
 _CHUNK_BYTES = 1 << 16
 _DETAIL_MAX = 200

@@ -47,7 +47,7 @@ _STATUS = {Level.WARN: ExitStatus.WARNINGS, Level.FAIL: ExitStatus.UNFIT}
     default="127.0.0.1:0",
     show_default=True,
     metavar="HOST:PORT",
-    help="Where --serve listens.",
+    help="Where a node is to listen; with --serve, where it does.",
 )
 @click.option("--budget", type=parse_size, metavar="SIZE", help="Registered memory to plan for.")
 @click.option(
@@ -75,7 +75,7 @@ def doctor(
     """Say what works here, over TCP and over RDMA, and how to repair what does not."""
     # What nodes log while they are tried is on the page, with a fix.
     logging.getLogger("orbit").addHandler(logging.NullHandler())
-    config = _config(device, transport, listen if serve else None, budget, secret_file)
+    config = _config(device, transport, listen, budget, secret_file)
     if serve:
         if peer or sysfs:
             raise UsageError("--serve offers a payload; it looks at nothing beside it")
@@ -100,7 +100,7 @@ def doctor(
 def _config(
     device: str | None,
     transport: str,
-    listen: str | None,
+    listen: str,
     budget: int | None,
     secret_file: Path | None,
 ) -> NodeConfig:
@@ -109,7 +109,7 @@ def _config(
     if budget is not None:
         pool = RdmaPoolConfig(registered_bytes_budget=budget)
     config = NodeConfig(
-        listen=listen or NodeConfig().listen,
+        listen=listen,
         secret_file=secret_file,
         transport=parse_transport("--transport", transport),
         rdma=RdmaConfig(device=device, pool=pool),

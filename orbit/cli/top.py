@@ -134,7 +134,8 @@ async def _draw(endpoint: str, interval_s: float) -> None:
             if facts is None:
                 live.update(waiting(endpoint, problem), refresh=True)
             else:
-                live.update(screen(facts, endpoint, console.width, problem), refresh=True)
+                width, height = console.size
+                live.update(screen(facts, endpoint, width, problem, height), refresh=True)
 
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGWINCH, redraw)

@@ -36,7 +36,9 @@ class BudgetRow:
 
 @dataclass(frozen=True, slots=True)
 class RailRow:
-    """`keys_left`: the part of its device's window keys that is left, 0 to 1; None: not told."""
+    """`keys_left`: the part of its device's window keys that is left, 0 to 1; None: not told.
+    `reason`: why it is paused.
+    """
 
     device: str
     port: str
@@ -44,6 +46,7 @@ class RailRow:
     in_flight_bytes: float
     bytes_per_s: float | None
     keys_left: float | None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +233,10 @@ def _rails(now: Snapshot, rates: _Rates) -> tuple[RailRow, ...]:
         keys = left[device] / limit[device] if limit.get(device) and device in left else None
         in_flight = now.value("orbit_engine_rail_in_flight_bytes", **labels)
         rate = rates.per_s("orbit_engine_rail_planned_bytes_total", **labels)
-        rows.append(RailRow(device, labels.get("port", ""), active > 0, in_flight, rate, keys))
+        paused = now.rows("orbit_engine_rail_paused", **labels)
+        reason = next((why.get("reason", "") for why, is_so in paused if is_so), "")
+        port = labels.get("port", "")
+        rows.append(RailRow(device, port, active > 0, in_flight, rate, keys, reason))
     return tuple(rows)
 
 

@@ -5,9 +5,11 @@ Rates of bytes are decimal, as network figures are given; amounts of memory are 
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -17,7 +19,6 @@ from .top_facts import BudgetRow, RailRow, TopFacts
 
 WIDE = 118  # columns from which two blocks fit side by side
 _BAR = 8
-_DECISIONS = 8
 _NOTHING = "-"
 _WARN_PART, _FULL_PART = 0.8, 0.95
 _KEYS_LOW = 0.1
@@ -31,23 +32,59 @@ _EXPECTED = (
 )
 
 
-def screen(facts: TopFacts, endpoint: str, width: int, problem: str = "") -> RenderableType:
-    """`problem`: why there is nothing newer than these facts."""
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """How many rows a table may have, and whether blocks stand apart."""
+
+    rows: int
+    gaps: bool = False
+
+    def stacked(self, blocks: Sequence[RenderableType]) -> RenderableType:
+        apart: list[RenderableType] = [Text()] if self.gaps else []
+        first, *others = blocks
+        return Group(first, *(part for block in others for part in (*apart, block)))
+
+
+_ROOMS = (_Room(16, gaps=True), _Room(8, gaps=True), *map(_Room, (8, 6, 5, 4, 3, 2)))
+
+
+def screen(
+    facts: TopFacts, endpoint: str, width: int, problem: str = "", height: int | None = None
+) -> RenderableType:
+    """`problem`: why there is nothing newer than these facts. Tables lose their least important
+    rows until all fits into `height`; None: it may be as long as it is.
+    """
+    drawn = _screen(facts, endpoint, width, problem, _ROOMS[0])
+    for room in _ROOMS[1:]:
+        if height is None or _height(drawn, width) <= height:
+            break
+        drawn = _screen(facts, endpoint, width, problem, room)
+    return drawn
+
+
+def _screen(
+    facts: TopFacts, endpoint: str, width: int, problem: str, room: _Room
+) -> RenderableType:
     wide = width >= WIDE
-    left = [_transports(facts), _decisions(facts)]
+    left = [_transports(facts), _decisions(facts, room.rows)]
     if facts.rails:
-        left.append(_rails(facts.rails))
+        left.append(_rails(facts.rails, room.rows))
     right = [_work(facts, lines=wide)]
     if facts.budgets:
-        right.append(_budgets(facts.budgets, idle=wide))
-    body: RenderableType = _stacked([*left, *right])
+        right.append(_budgets(facts.budgets, room.rows, idle=wide))
+    body = [*left, *right]
     if wide:
-        body = Table.grid(padding=(0, 3))
-        body.add_row(_stacked(left), _stacked(right))
-    parts = [body, Text(), _retained(facts)]
+        columns = Table.grid(padding=(0, 3))
+        columns.add_row(room.stacked(left), room.stacked(right))
+        body = [columns]
+    parts = [*body, _retained(facts)]
     if facts.retained.anything:  # stands first: the end of a long screen may not be seen
-        parts = [_retained(facts), Text(), body]
-    return Group(_header(facts, endpoint, problem), Text(), *parts)
+        parts = [_retained(facts), *body]
+    return room.stacked([_header(facts, endpoint, problem), *parts])
+
+
+def _height(drawn: RenderableType, width: int) -> int:
+    return len(Console(width=width, file=io.StringIO()).render_lines(drawn, pad=False))
 
 
 def waiting(endpoint: str, problem: str) -> RenderableType:
@@ -56,13 +93,6 @@ def waiting(endpoint: str, problem: str) -> RenderableType:
     if problem:
         return Group(text, Text(f"{problem}; trying again", style="bold red"))
     return text
-
-
-def _stacked(blocks: Sequence[RenderableType]) -> RenderableType:
-    spaced: list[RenderableType] = []
-    for block in blocks:
-        spaced += [block, Text()]
-    return Group(*spaced[:-1])
 
 
 def _header(facts: TopFacts, endpoint: str, problem: str) -> Text:
@@ -102,17 +132,16 @@ def _transports(facts: TopFacts) -> Table:
     return table
 
 
-def _decisions(facts: TopFacts) -> Table:
+def _decisions(facts: TopFacts, rows: int) -> Table:
     table = _table("decided by", "path", "reason", "count", "per s", left=3)
-    for row in facts.decisions[:_DECISIONS]:
+    for row in facts.decisions[:rows]:
         bad = row.side == "fallback" or (row.path == "tcp" and row.reason not in _EXPECTED)
         style = "yellow" if bad else ""
         cells = (row.side, row.path, row.reason, str(row.count), _rate(row.per_s))
         table.add_row(*cells, style=style)
     if not facts.decisions:
         table.add_row("nobody yet", style="dim")
-    left_out = len(facts.decisions) - _DECISIONS
-    if left_out > 0:
+    if (left_out := len(facts.decisions) - rows) > 0:
         table.add_row(f"{left_out} more", style="dim")
     return table
 
@@ -165,9 +194,11 @@ def _pairs(facts: TopFacts) -> list[tuple[str, str]]:
     return pairs
 
 
-def _budgets(budgets: Sequence[BudgetRow], *, idle: bool) -> Table:
-    """`idle`: also those of which nothing is in use."""
-    shown = [row for row in budgets if idle or row.used or row.waiting]
+def _budgets(budgets: Sequence[BudgetRow], rows: int, *, idle: bool) -> Table:
+    """The fullest ones. `idle`: also those of which nothing is in use."""
+    busy = [row for row in budgets if idle or row.used or row.waiting]
+    fullest = sorted(busy, key=lambda row: (-row.waiting, -row.part))[:rows]
+    shown = [row for row in busy if row in fullest]  # each keeps its place from look to look
     wait = any(row.waiting for row in shown)
     table = _table("budget", "", "in use", "limit", *(["waiting"] if wait else []), left=2)
     for row in shown:
@@ -183,23 +214,32 @@ def _budgets(budgets: Sequence[BudgetRow], *, idle: bool) -> Table:
             cells.append(Text(str(row.waiting), style="red" if row.waiting else "dim"))
         table.add_row(*cells)
     if left_out := len(budgets) - len(shown):
-        table.add_row(f"{left_out} idle", style="dim")
+        less = "with more left" if len(shown) < len(busy) else "idle"
+        table.add_row(f"{left_out} {less}", style="dim")
     return table
 
 
-def _rails(rails: Sequence[RailRow]) -> Table:
+def _rails(rails: Sequence[RailRow], rows: int) -> Table:
+    """The paused ones first where not all have room."""
     table = _table("rail", "", "in flight", "bytes/s", "keys left", left=2)
-    for row in rails:
+    first = sorted(rails, key=lambda row: row.active)[:rows]
+    for row in (row for row in rails if row in first):
         low = row.keys_left is not None and row.keys_left < _KEYS_LOW
         keys = _NOTHING if row.keys_left is None else f"{row.keys_left * 100:.1f} %"
         table.add_row(
             f"{row.device}:{row.port}",
-            Text("active", style="green") if row.active else Text("paused", style="bold red"),
+            Text("active", style="green") if row.active else Text(_paused(row), style="bold red"),
             _bytes(row.in_flight_bytes),
             _rate_bytes(row.bytes_per_s),
             Text(keys, style="red" if low else ""),
         )
+    if (left_out := len(rails) - rows) > 0:
+        table.add_row(f"{left_out} more", style="dim")
     return table
+
+
+def _paused(row: RailRow) -> str:
+    return f"paused: {row.reason}" if row.reason else "paused"
 
 
 def _retained(facts: TopFacts) -> Text:

@@ -16,32 +16,43 @@ _AREA = Area("addresses")
 
 def address_findings(seen: Seen) -> list[Finding]:
     host, config = seen.host, seen.config
-    found = [_host_name(host)]
     try:
         listen = Endpoint.parse(config.listen)
         advertised = [Endpoint.parse(text, listen.port) for text in config.advertise]
     except UsageError as error:
         fix = error.hint or "correct it"
-        return [*found, _AREA.fail("address_invalid", f"no node can be opened: {error}", fix)]
-    found.append(_listen(host, listen))
+        return [_AREA.fail("address_invalid", f"no node can be opened: {error}", fix)]
+    found = [_host_name(host, [listen, *advertised]), _listen(host, listen)]
     return found + _advertisement(seen, listen, advertised)
 
 
-def _host_name(host: Host) -> Finding:
+def _host_name(host: Host, used: list[Endpoint]) -> Finding:
+    """Debian gives each host's own name 127.0.1.1: that is a trouble only where peers meet it."""
+    for name in (endpoint.host for endpoint in used if _names_loopback(host, endpoint.host)):
+        given = _hosts_entry(host, name)[0]
+        text = f"{name} is {given} in /etc/hosts: a node that listens on this name is reached from"
+        text += " here alone, and a peer that is told it dials itself"
+        fix = "listen on 0.0.0.0 or an address (--listen), advertise an address (--advertise);"
+        fix += f" or give {name} a routable address in /etc/hosts"
+        return _AREA.warn("hostname_loopback", text, fix, name=name, address=given)
     name = host.read(host.proc / "sys/kernel/hostname")
     if not name:
         return _AREA.skip("hostname_unknown", "the host's name cannot be read")
-    given = _hosts_entry(host, name)
-    if not given:
+    addresses = _hosts_entry(host, name)
+    if not addresses:
         text = f"the host name {name} is not in /etc/hosts; name servers were not asked"
         return _AREA.skip("hostname_not_listed", text)
-    if any(ipaddress.ip_address(address).is_loopback for address in given):
-        text = f"the host name {name} is {given[0]} in /etc/hosts: a peer that is told this name"
-        text += " may dial itself, and a node that listens on it is reached from here alone"
-        fix = "advertise an address (--advertise ADDRESS), or give the name a routable one in"
-        fix += " /etc/hosts"
-        return _AREA.warn("hostname_loopback", text, fix, name=name, address=given[0])
-    return _AREA.ok("hostname_ok", f"the host name {name} is {given[0]}", name=name)
+    text = f"the host name {name} is {addresses[0]} in /etc/hosts"
+    if _names_loopback(host, name):
+        text += ": do not listen on it, and do not advertise it"
+    return _AREA.ok("hostname_ok", text, name=name, address=addresses[0])
+
+
+def _names_loopback(host: Host, name: str) -> bool:
+    """Whether it is a name, other than localhost, that stands for this host alone."""
+    if name.lower() == "localhost" or _is_address(name):
+        return False
+    return _is_loopback(host, name)
 
 
 def _listen(host: Host, listen: Endpoint) -> Finding:
@@ -61,11 +72,15 @@ def _advertisement(seen: Seen, listen: Endpoint, advertised: list[Endpoint]) -> 
     if advertised:
         wrong = [one for one in advertised if _is_loopback(seen.host, one.host) or one.is_wildcard]
         if wrong and not local:
+            if any(_names_loopback(seen.host, one.host) for one in wrong):
+                return []  # said of the name
             text = f"{wrong[0]} is advertised, where peers on other hosts reach themselves"
             fix = "advertise an address of this host that peers can route to"
             return [_AREA.warn("advertise_loopback", text, fix)]
         return [_AREA.ok("advertise_ok", f"advertised: {', '.join(map(str, advertised))}")]
     if local:
+        if _names_loopback(seen.host, listen.host):
+            return []  # said of the name
         text = f"a node listens on {listen.host}: this host alone can reach it"
         return [_AREA.ok("listen_loopback", text)]
     if not listen.is_wildcard:
@@ -84,12 +99,18 @@ def _routable(text: str) -> bool:
     return not (address.is_loopback or address.is_link_local)
 
 
-def _is_loopback(host: Host, name: str) -> bool:
+def _is_address(text: str) -> bool:
     try:
-        return ipaddress.ip_address(name.partition("%")[0]).is_loopback
+        ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
-        given = _hosts_entry(host, name)
-        return any(ipaddress.ip_address(address).is_loopback for address in given)
+        return False
+    return True
+
+
+def _is_loopback(host: Host, name: str) -> bool:
+    """Of an address, or of any that /etc/hosts gives a name."""
+    given = [name.partition("%")[0]] if _is_address(name) else _hosts_entry(host, name)
+    return any(ipaddress.ip_address(address).is_loopback for address in given)
 
 
 def _hosts_entry(host: Host, name: str) -> list[str]:
@@ -100,8 +121,5 @@ def _hosts_entry(host: Host, name: str) -> list[str]:
 def _hosts(host: Host) -> Iterator[tuple[str, list[str]]]:
     for line in host.read(host.etc / "hosts").splitlines():
         address, *names = line.partition("#")[0].split() or [""]
-        try:
-            ipaddress.ip_address(address)
-        except ValueError:
-            continue
-        yield address, [name.lower() for name in names]
+        if _is_address(address):
+            yield address.partition("%")[0], [name.lower() for name in names]

@@ -9,16 +9,30 @@ from ..errors import OrbitError, PathFailed, PathUnavailable, TransferFailed
 from ..model import PathReason, Transport
 from .finding import Level
 
+# "; " parts what stands alone: a page gives each a line, to be pasted.
+INSTALL_DRIVERS = "apt-get install ibverbs-providers; RHEL, Fedora: dnf install libibverbs"
 _FIXES: Mapping[PathReason, str] = {
     PathReason.NO_DEVICE: (
-        "`rdma link` lists RDMA devices; a container needs --device=/dev/infiniband;"
-        " without hardware: orbit softroce -- COMMAND"
+        "load the card's driver (modprobe mlx5_ib, ...); `rdma link` lists what is there;"
+        " in a container: docker run --device=/dev/infiniband ...;"
+        " to try RDMA without a card: orbit softroce -- COMMAND"
     ),
-    PathReason.NO_PYVERBS: "apt-get install python3-pyverbs",
-    PathReason.NO_HELPER: "apt-get install libibverbs-dev, then build orbit again",
-    PathReason.PERMISSION: "chmod 666 /dev/infiniband/uverbs*, or run as a user who may open them",
-    PathReason.PORT_DOWN: "`rdma link` shows the port; bring the interface up: ip link set DEV up",
-    PathReason.NO_GID: "give the interface of the port an address: ip addr add ADDRESS dev DEV",
+    PathReason.NO_PYVERBS: (
+        "apt-get install python3-pyverbs ibverbs-providers;"
+        " RHEL, Fedora: dnf install python3-pyverbs;"
+        " a virtual environment: python3 -m venv --system-site-packages, by the system's python3"
+    ),
+    PathReason.NO_HELPER: (
+        "apt-get install libibverbs-dev;"
+        " RHEL, Fedora: dnf install rdma-core-devel;"
+        " then build orbit again: pip install --force-reinstall --no-deps ORBIT_FOLDER"
+    ),
+    PathReason.PERMISSION: (
+        "chmod a+rw /dev/infiniband/uverbs*;"
+        ' for good, in /etc/udev/rules.d/: SUBSYSTEM=="infiniband_verbs", MODE="0666"'
+    ),
+    PathReason.PORT_DOWN: "`rdma link` shows the port; ip link set dev INTERFACE up",
+    PathReason.NO_GID: "give the port's interface one: ip address add ADDRESS/PREFIX dev INTERFACE",
     PathReason.NO_WINDOWS: "this device has no type-2B memory windows: use another, or TCP",
     PathReason.RANGE_NOT_ENFORCED: "unset rdma.require_range, or use another device",
     PathReason.KILL_SWITCH: f"unset {KILL_SWITCH}, or set rendezvous.enabled",

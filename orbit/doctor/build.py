@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from ..model import PathReason
 from ..verbs.libraries import VerbsFacts
 from ..verbs.turn import ABI
+from .advice import INSTALL_DRIVERS, fix_for
 from .finding import Area, Finding
 from .host import Host
 from .seen import Seen
@@ -20,7 +22,10 @@ _AREA = Area("build")
 _RELEASE = re.compile(r"\.so\.\d+\.\d+\.(\d+)\.(\d+)\Z")  # libibverbs.so.1.14.44.0: rdma-core 44.0
 _LEADING = re.compile(r"(\d+)\.(\d+)")
 _SEARCHED = ("LD_PRELOAD", "LD_LIBRARY_PATH")
-_REINSTALL = "apt-get install --reinstall libibverbs1 ibverbs-providers python3-pyverbs"
+_REINSTALL = (
+    "apt-get install --reinstall libibverbs1 ibverbs-providers python3-pyverbs;"
+    " RHEL, Fedora: dnf reinstall libibverbs python3-pyverbs"
+)
 
 
 def build_findings(seen: Seen) -> list[Finding]:
@@ -51,20 +56,15 @@ def _helper(seen: Seen, verbs: VerbsFacts) -> Finding:
         return _AREA.ok("helper_ok", f"helper {verbs.helper}, ABI {ABI}{rest}")
     if verbs.helper:
         text = f"the helper cannot be used: {verbs.helper_problem}"
-        fix = verbs.helper_hint or "build orbit again: pip install --force-reinstall --no-deps ."
+        fix = verbs.helper_hint or fix_for(PathReason.NO_HELPER)
         return _AREA.at(seen.missing, "helper_unusable", text, fix, path=verbs.helper)
-    fix = "pip install --force-reinstall --no-deps . in orbit's folder"
-    if not headers:
-        fix = f"apt-get install libibverbs-dev (dnf install rdma-core-devel), then {fix}"
     text = f"RDMA is not built in: {verbs.helper_problem}"
-    return _AREA.at(seen.missing, "helper_missing", text, fix)
+    return _AREA.at(seen.missing, "helper_missing", text, fix_for(PathReason.NO_HELPER))
 
 
 def _pyverbs(seen: Seen, verbs: VerbsFacts) -> Finding:
     if not verbs.pyverbs:
-        text = "pyverbs is not installed for this Python"
-        fix = "apt-get install python3-pyverbs ibverbs-providers; a virtual environment needs"
-        fix += " --system-site-packages of the distribution's python3"
+        text, fix = "pyverbs is not installed for this Python", fix_for(PathReason.NO_PYVERBS)
         return _AREA.at(seen.missing, "pyverbs_missing", text, fix)
     if verbs.pyverbs_problem:
         text = f"pyverbs in {verbs.pyverbs} cannot be loaded: {verbs.pyverbs_problem}"
@@ -99,7 +99,10 @@ def _match(host: Host, verbs: VerbsFacts) -> Finding:
     data = {"libibverbs": loaded[0], "pyverbs": packaged}
     text = f"rdma-core {release[0]}.{release[1]} in {loaded[0]}, pyverbs {packaged}"
     leading = _LEADING.match(packaged)
-    if leading is None or (int(leading[1]), int(leading[2])) != release:
+    if leading is None:  # a vendor's stack counts in its own way: 2410mlnx54-1
+        text = f"{text}: whether they are of the same release cannot be told"
+        return _AREA.skip("libibverbs_unmatched", text, **data)
+    if (int(leading[1]), int(leading[2])) != release:
         text = f"pyverbs and libibverbs are of different releases: {text}"
         return _AREA.warn("pyverbs_mismatch", text, _REINSTALL, **data)
     return _AREA.ok("libibverbs_ok", text, **data)
@@ -129,4 +132,4 @@ def _drivers(seen: Seen, verbs: VerbsFacts) -> Finding:
             text = f"{len(names)} drivers in {folder}"
             return _AREA.ok("drivers_ok", text, drivers=drivers)
     text = "libibverbs has no driver: every device would be left aside"
-    return _AREA.at(seen.missing, "drivers_missing", text, "apt-get install ibverbs-providers")
+    return _AREA.at(seen.missing, "drivers_missing", text, INSTALL_DRIVERS)

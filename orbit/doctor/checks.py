@@ -22,22 +22,18 @@ from .seen import Seen, look, wants_rdma
 from .softroce import softroce_findings
 from .tcp import tcp_findings
 
-_OF_RDMA: tuple[Callable[[Seen], list[Finding]], ...] = (
-    build_findings,
-    device_findings,
+_Check = Callable[[Seen], list[Finding]]
+
+_OF_RDMA: tuple[_Check, ...] = (build_findings, device_findings, softroce_findings)
+_OF_DEVICES: tuple[_Check, ...] = (
     port_findings,
     gid_findings,
     limit_findings,
     memory_findings,
     numa_findings,
     gpu_findings,
-    softroce_findings,
 )
-_OF_ALL: tuple[Callable[[Seen], list[Finding]], ...] = (
-    container_findings,
-    tcp_findings,
-    address_findings,
-)
+_OF_ALL: tuple[_Check, ...] = (container_findings, tcp_findings, address_findings)
 
 
 def host_findings(host: Host, config: NodeConfig) -> list[Finding]:
@@ -47,13 +43,15 @@ def host_findings(host: Host, config: NodeConfig) -> list[Finding]:
     findings = environment_findings(host, config)
     config = with_environment(host, config)
     seen = look(host, config)
-    if wants_rdma(config):
-        areas = _OF_RDMA + _OF_ALL
-    else:
-        areas = _OF_ALL
+    areas: list[_Check] = []
+    if not wants_rdma(config):
         text = "RDMA was not looked at: the configuration leaves only TCP"
         findings.append(Area("devices").skip("rdma_not_wanted", text))
-    for area in areas:
+    else:
+        areas += _OF_RDMA
+        if seen.discovery.devices:
+            areas += _OF_DEVICES
+    for area in (*areas, *_OF_ALL):
         try:
             findings += area(seen)
         except (OSError, ValueError, IndexError) as error:

@@ -7,24 +7,25 @@ from .host import Host
 from .seen import Seen, wants_rdma
 
 _AREA = Area("container")
-DOCKER_FIX = (
-    "docker run --device=/dev/infiniband --ulimit memlock=-1 --cap-add=IPC_LOCK ...; in Kubernetes"
-    " an RDMA device plugin's resource (rdma/hca: 1) and securityContext.capabilities.add:"
-    " [IPC_LOCK]"
+_DOCKER_FIX = (
+    "docker run --device=/dev/infiniband --ulimit memlock=-1 --cap-add=IPC_LOCK ...;"
+    " in Kubernetes: an RDMA device plugin's resource (rdma/hca: 1), and"
+    " securityContext.capabilities.add: [IPC_LOCK]"
 )
 
 
 def container_findings(seen: Seen) -> list[Finding]:
     host = seen.host
-    kind = _kind(host)
+    kind = kind_of_container(host)
     found = [_where(host, kind)]
     devices = seen.discovery.devices
     if not devices or not wants_rdma(seen.config):
         return found
-    if not host.names(host.nodes):
-        names = ", ".join(device.name for device in devices)
-        text = f"sysfs lists {names}, and {host.nodes} is not here"
-        found.append(_AREA.at(seen.missing, "nodes_not_passed", text, DOCKER_FIX))
+    if host.nodes and not host.names(host.nodes) and any(device.node for device in devices):
+        text = f"{devices[0].name} is listed, and this container has no {host.nodes}"
+        if not kind:
+            text = f"{devices[0].name} is listed, and {host.nodes} is not here"
+        found.append(_AREA.at(seen.missing, "nodes_not_passed", text, _DOCKER_FIX))
     found.append(_namespace_mode(host))
     return found
 
@@ -37,7 +38,8 @@ def _where(host: Host, kind: str) -> Finding:
     return _AREA.ok("no_container", "nothing says that this is a container")
 
 
-def _kind(host: Host) -> str:
+def kind_of_container(host: Host) -> str:
+    """Empty where nothing says that this is one."""
     root = host.proc / "self/root"
     if (root / "run/secrets/kubernetes.io").is_dir() or (
         "KUBERNETES_SERVICE_HOST" in host.environment

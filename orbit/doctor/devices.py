@@ -5,7 +5,9 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
+from ..model import PathReason
 from ..verbs.discovery import DeviceReport, Verdict
+from .advice import INSTALL_DRIVERS, fix_for
 from .finding import Area, Finding
 from .seen import Seen, netdevs_of
 
@@ -22,12 +24,10 @@ _CODES = {
 def device_findings(seen: Seen) -> list[Finding]:
     found = _named(seen)
     if not seen.discovery.devices:
-        text = "this host lists no RDMA device; data moves by TCP"
-        fix = "load the card's driver (modprobe mlx5_ib); to try RDMA without a card:"
-        fix += " orbit softroce -- orbit doctor"
+        text, fix = "this host lists no RDMA device", fix_for(PathReason.NO_DEVICE)
         return [*found, _AREA.at(seen.missing, "no_device", text, fix)]
     found += [_judge(seen, device) for device in seen.discovery.devices]
-    return [*found, _rdma_cm(seen)]
+    return found + _rdma_cm(seen)
 
 
 def _named(seen: Seen) -> list[Finding]:
@@ -76,12 +76,11 @@ def _fix(seen: Seen, device: DeviceReport) -> str:
         case Verdict.NO_NODE if not device.node:
             return "modprobe ib_uverbs"
         case Verdict.NO_NODE:
-            return f"pass it to the container: docker run --device={device.node} ..."
+            return "if it is meant for this container: docker run --device=/dev/infiniband ..."
         case Verdict.PERMISSION:
-            rule = 'a udev rule keeps it: KERNEL=="uverbs*", MODE="0666"'
-            return f"chmod a+rw {device.node}; {rule}"
+            return fix_for(PathReason.PERMISSION)
         case Verdict.NO_PROVIDER:
-            return "apt-get install ibverbs-providers (dnf install libibverbs)"
+            return INSTALL_DRIVERS
         case Verdict.PORT_DOWN if ethernet:
             return f"ip link set dev {netdev} up; if it stays down, look at cable and switch"
         case Verdict.NO_GID if ethernet:
@@ -97,9 +96,11 @@ def _owner(node: Path) -> str:
     return f"{stat.filemode(status.st_mode)} uid {status.st_uid} gid {status.st_gid}"
 
 
-def _rdma_cm(seen: Seen) -> Finding:
+def _rdma_cm(seen: Seen) -> list[Finding]:
+    if seen.host.nodes is None:
+        return []
     node = seen.host.nodes / "rdma_cm"
     if node.exists():
-        return _AREA.ok("rdma_cm", f"{node} is there (orbit itself does without)")
+        return [_AREA.ok("rdma_cm", f"{node} is there (orbit itself does without)")]
     text = f"{node} is not there: orbit does without; perftest -R and rping need it"
-    return _AREA.skip("rdma_cm_absent", text)
+    return [_AREA.skip("rdma_cm_absent", text)]

@@ -36,7 +36,10 @@ def _chosen(area: Area, rail: RailChoice, netdev: Netdev | None) -> Finding:
     chosen, name = rail.chosen, rail.chosen.entry.netdev
     data: dict[str, object] = {"index": chosen.entry.index, "gid": chosen.entry.gid, "netdev": name}
     if chosen.entry.kind is GidKind.ROCE_V1:
-        fix = "cma_roce_mode -d DEVICE -p PORT -m 2, or an address on the interface"
+        v2 = [o.entry.index for o in rail.runners_up if o.entry.kind is GidKind.ROCE_V2]
+        fix = "keep both hosts in one Ethernet segment, or use a device that speaks RoCE v2"
+        if v2:
+            fix = f"take back the pin, or pin one of RoCE v2: ORBIT_GID_INDEX={v2[0]}"
         return area.warn("gid_roce_v1", f"{chosen}; {chosen.warning}", fix, **data)
     if chosen.address_class is AddressClass.LINK_LOCAL:
         fix = f"ip address add ADDRESS/PREFIX dev {name or 'INTERFACE'}"
@@ -57,8 +60,9 @@ def _presence(
     name = chosen.entry.netdev
     match chosen.presence:
         case Presence.ELSEWHERE:
-            fix = f"ip link set dev {name} netns PID from where it is, or run with the host's"
-            fix += " network: docker run --network=host ..., hostNetwork: true in Kubernetes"
+            fix = "run with the host's network: docker run --network=host ...;"
+            fix += f" in Kubernetes: hostNetwork: true; or move {name} here, from where it is:"
+            fix += f" ip link set dev {name} netns PID"
             return area.warn("gid_elsewhere", str(chosen), fix, **data)
         case Presence.DOWN:
             return area.warn("gid_netdev_down", str(chosen), f"ip link set dev {name} up", **data)

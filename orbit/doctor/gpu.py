@@ -1,8 +1,12 @@
-"""What a device needs to reach GPU memory: peer memory or dma-buf, and mlx5's scatter to CQE."""
+"""What a device needs to reach GPU memory: peer memory or dma-buf, and mlx5's scatter to CQE.
+
+orbit itself registers no memory of GPUs yet, so nothing here is an alarm; what other programs of
+the host would miss is said, with the fix.
+"""
 
 from __future__ import annotations
 
-from .finding import Area, Finding
+from .finding import Area, Finding, Level
 from .host import Host
 from .seen import Seen
 
@@ -22,9 +26,9 @@ def gpu_findings(seen: Seen) -> list[Finding]:
     mlx5 = [device.name for device in seen.devices if device.name.startswith("mlx5")]
     if mlx5 and host.environment.get(_SCATTER) != "0":
         text = f"{_SCATTER} is not 0: {mlx5[0]} may put the bytes of a small READ into the"
-        text += " completion queue, which for a target in GPU memory is the wrong place"
+        text += " completion, from where the processor copies them: it cannot, into GPU memory"
         fix = f"export {_SCATTER}=0, before the process starts"
-        found.append(_AREA.warn("scatter_to_cqe", text, fix))
+        found.append(_AREA.at(Level.SKIPPED, "scatter_to_cqe", text, fix))
     elif mlx5:
         found.append(_AREA.ok("scatter_to_cqe_off", f"{_SCATTER}=0"))
     return found
@@ -39,4 +43,4 @@ def _peer_memory(host: Host, version: str) -> Finding:
         text += " Linux 5.12 and was not tried"
         return _AREA.skip("dmabuf_untried", text)
     text = "GPU memory cannot be registered: no nvidia_peermem, and this driver has no dma-buf"
-    return _AREA.warn("no_peer_memory", text, "modprobe nvidia_peermem")
+    return _AREA.at(Level.SKIPPED, "no_peer_memory", text, "modprobe nvidia_peermem")

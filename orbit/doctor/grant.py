@@ -7,6 +7,7 @@ Nothing here raises for what is wrong with the host.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from ..config import NodeConfig
@@ -38,10 +39,10 @@ async def grant_findings(host: Host, config: NodeConfig) -> list[Finding]:
         return [*found, _RDMA.skip("grant_skipped", "RDMA was not asked for", reason="asked")]
     if not config.rendezvous.enabled:
         return [*found, _skipped(PathReason.KILL_SWITCH, "payloads by RDMA are switched off")]
-    provider, reason, detail = opening.system_provider()
+    provider, reason, detail = await asyncio.to_thread(opening.system_provider)
     if provider is None:
         return [*found, _skipped(reason, detail)]
-    seen = look(host, config)
+    seen = await asyncio.to_thread(look, host, config)
     if seen.refused is not None:
         return [*found, _skipped(PathReason.NO_DEVICE, str(seen.refused))]
     tried: dict[str, RailChoice] = {}
@@ -56,7 +57,7 @@ async def grant_findings(host: Host, config: NodeConfig) -> list[Finding]:
 
 
 def _skipped(reason: PathReason, detail: str) -> Finding:
-    text = f"no device to try a grant on: {detail or reason}"
+    text = f"no grant was tried: {detail or reason}"
     return _RDMA.skip("grant_skipped", text, reason=str(reason), detail=detail)
 
 
@@ -145,7 +146,7 @@ def _failed(device: str, error: BaseException, steps: Steps, config: NodeConfig)
     denied = getattr(error, "errno", 0) in (1, 13)  # EPERM, EACCES
     if reason is None:
         reason = PathReason.PERMISSION if denied else PathReason.DEVICE_FAILED
-    fix = hint_of(error) or fix_for(reason)
+    fix = hint_of(error) or fix_for(reason, fix_for(PathReason.DEVICE_FAILED))
     return _RDMA.at(
         rdma_level(config),
         "grant_failed",

@@ -40,7 +40,7 @@ class Host:
     proc: Path = Path("/proc")
     etc: Path = Path("/etc")
     usr: Path = Path("/usr")
-    nodes: Path = Path("/dev/infiniband")
+    nodes: Path | None = Path("/dev/infiniband")  # None: not known
     modules: Path = Path("/lib/modules")
     packages: Path = Path("/var/lib/dpkg/status")
     memlock: Callable[[], Limits | None] = _memlock
@@ -53,7 +53,7 @@ class Host:
     def at(cls, root: Path) -> Self:
         """The host whose sys, proc, etc, usr and dev/infiniband lie below `root`, copied or made
         up; of a folder that holds `class` it is the sysfs alone. No process and no library is
-        asked, and the environment is empty.
+        asked, the environment is empty, and without a dev folder the device nodes are not known.
         """
         sysfs = root if (root / "class").is_dir() else root / "sys"
         return cls(
@@ -61,7 +61,7 @@ class Host:
             proc=root / "proc",
             etc=root / "etc",
             usr=root / "usr",
-            nodes=root / "dev/infiniband",
+            nodes=root / "dev/infiniband" if (root / "dev").is_dir() else None,
             modules=root / "lib/modules",
             packages=root / "var/lib/dpkg/status",
             memlock=partial(_limits_in, root / "proc/self/limits"),

@@ -17,9 +17,9 @@ _AREA = Area("memory")
 _CAP_IPC_LOCK = 1 << 14
 _MAPPINGS_MIN = 65_530  # the kernel's default of vm.max_map_count
 _FIX = (
-    "ulimit -l unlimited, after raising the hard limit: 'USER - memlock unlimited' in"
-    " /etc/security/limits.conf, LimitMEMLOCK=infinity for a service, --ulimit memlock=-1 for"
-    " docker"
+    "'USER - memlock unlimited' in /etc/security/limits.conf, and a new login;"
+    " for a service: LimitMEMLOCK=infinity;"
+    " for a container: docker run --ulimit memlock=-1 ..."
 )
 
 
@@ -34,8 +34,6 @@ def limit_findings(seen: Seen) -> list[Finding]:
 
 
 def _memlock(seen: Seen) -> Finding:
-    if not seen.discovery.devices:
-        return _AREA.skip("memlock_unused", "memlock: without an RDMA device nothing is pinned")
     if _has_ipc_lock(seen, "CapEff"):
         text = "memlock does not bind this process: its effective capabilities have IPC_LOCK"
         return _AREA.ok("memlock_exempt", text)
@@ -60,7 +58,7 @@ def _judge(seen: Seen, limits: Limits) -> Finding:
     if soft < min(arena, budget):
         text = f"memlock {_shown(soft)} is below the first arena of {_shown(min(arena, budget))}:"
         text += " registered memory cannot be had at all, and data moves by TCP"
-        return _AREA.fail("memlock_below_arena", text, fix, **data)
+        return _AREA.at(seen.missing, "memlock_below_arena", text, fix, **data)
     text = f"memlock {_shown(soft)} is below the budget of {_shown(budget)}: registrations beyond"
     text += " it fail with ENOMEM"
     return _AREA.warn("memlock_below_budget", text, fix, **data)

@@ -27,9 +27,7 @@ def numa_findings(seen: Seen) -> list[Finding]:
         found.append(_AREA.skip("numa_unknown", "the kernel shows no NUMA nodes"))
     cards = [device for device in seen.devices if (_pci(host, device) / "vendor").exists()]
     found += [_ordering(host, device) for device in cards]
-    if cards:
-        found += _iommu(host)
-    return found
+    return found + [_iommu(host, device) for device in cards]
 
 
 def _nodes(host: Host) -> dict[int, frozenset[int]]:
@@ -67,7 +65,8 @@ def _ordering(host: Host, device: DeviceReport) -> Finding:
     if control & _RELAXED_ORDERING:
         return _AREA.ok("relaxed_ordering", f"{device.name}: PCI relaxed ordering is enabled")
     text = f"{device.name}: PCI relaxed ordering is disabled, which costs bandwidth on some hosts"
-    fix = "enable it in the BIOS, or: setpci -s ADDRESS CAP_EXP+8.w=0010:0010"
+    address = _pci(host, device).resolve().name
+    fix = f"enable it in the BIOS, or: setpci -s {address} CAP_EXP+8.w=0010:0010"
     return _AREA.warn("relaxed_ordering_off", text, fix)
 
 
@@ -85,17 +84,20 @@ def _device_control(config: Path) -> int | None:
     return None
 
 
-def _iommu(host: Host) -> list[Finding]:
-    line = host.read(host.proc / "cmdline").split()
-    if not line:
-        return [_AREA.skip("iommu_unknown", "the kernel's command line cannot be read")]
-    translated = {"intel_iommu=on", "amd_iommu=on", "iommu=force"} & set(line)
-    if translated and "iommu=pt" not in line:
-        text = f"{', '.join(sorted(translated))} without iommu=pt: each access of a device is"
-        text += " translated, and peers of the bus (ACS) go through the processor"
-        fix = "add iommu=pt to the kernel's command line"
-        return [_AREA.warn("iommu_translates", text, fix)]
-    return [_AREA.ok("iommu_ok", "the command line asks for no translation by the IOMMU")]
+def _iommu(host: Host, device: DeviceReport) -> Finding:
+    """By the kind of the card's domain: kernels differ in what they take by default."""
+    group = _pci(host, device) / "iommu_group"
+    kind = host.read(group / "type")
+    if kind.startswith("DMA"):
+        text = f"{device.name}: the IOMMU translates each access of the card ({kind}), which costs"
+        text += " bandwidth when many pages are in use"
+        fix = "add iommu=pt to the kernel's command line, and boot"
+        return _AREA.warn("iommu_translates", text, fix)
+    if kind == "identity":
+        return _AREA.ok("iommu_ok", f"{device.name}: the IOMMU passes addresses through")
+    if group.exists() or not (host.sysfs / "kernel").is_dir():
+        return _AREA.skip("iommu_unknown", f"{device.name}: what the IOMMU does cannot be read")
+    return _AREA.ok("iommu_ok", f"{device.name}: no IOMMU stands before the card")
 
 
 def _pci(host: Host, device: DeviceReport) -> Path:

@@ -233,7 +233,7 @@ def rails_finding(node: Node, there: tuple[RailHint, ...], level: Level) -> Find
         fix = "give both ports an address of one family; orbit takes IPv4 before IPv6"
         return PEER.at(Level.WARN, "peer_gid_families", f"rails: {said}", fix, **data)
     if any(mine.mtu != theirs.mtu for mine, theirs in pairs):
-        fix = "set one MTU on both interfaces: ip link set DEV mtu 4200 (9000 where it passes)"
+        fix = "set one MTU on both interfaces, 4200 or more: ip link set dev INTERFACE mtu 9000"
         return PEER.at(Level.WARN, "peer_mtu_differs", f"rails: {said}", fix, **data)
     return PEER.ok("peer_rails", f"rails: {said}", **data)
 

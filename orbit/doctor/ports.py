@@ -7,7 +7,7 @@ from pathlib import Path
 from ..verbs.discovery import DeviceReport, PortReport
 from ..verbs.gid_ranking import Netdev
 from ..verbs.rail_choice import roce_path_mtu
-from .finding import Area, Finding
+from .finding import Area, Finding, Level
 from .seen import Seen, netdevs_of
 
 _FULL_MEMBER = 0x8000
@@ -38,8 +38,12 @@ def _port(seen: Seen, device: DeviceReport, port: PortReport) -> list[Finding]:
         text = f"{port.state}{f', {physical}' if physical else ''}: it carries nothing now"
         return [area.skip("port_down", text, state=port.state, physical=physical)]
     words = [port.state, physical, port.link_layer, rate]
-    found = _infiniband(seen, area, port, folder) if infiniband else _roce(seen, area, device, port)
-    found += _partitions(area, port)
+    level = seen.level_of(device)
+    if infiniband:
+        found = _infiniband(seen, area, level, port, folder)
+    else:
+        found = _roce(seen, area, device, port)
+    found += _partitions(area, level, port)
     if infiniband and "(1X" in rate:
         text = f"the link runs at {rate}, one lane of four"
         found.append(area.warn("port_narrow", text, "reseat or change the cable: iblinkinfo"))
@@ -49,11 +53,14 @@ def _port(seen: Seen, device: DeviceReport, port: PortReport) -> list[Finding]:
     return found
 
 
-def _infiniband(seen: Seen, area: Area, port: PortReport, folder: Path) -> list[Finding]:
+def _infiniband(
+    seen: Seen, area: Area, level: Level, port: PortReport, folder: Path
+) -> list[Finding]:
     manager = seen.host.read(folder / "sm_lid") or "0x0"
     if not port.lid:
         text = "the port is ACTIVE with LID 0: no other port of the fabric can address it"
-        return [area.fail("lid_zero", text, "restart the subnet manager, then look at: ibstat")]
+        fix = "restart the subnet manager, then look at: ibstat"
+        return [area.at(level, "lid_zero", text, fix)]
     if int(manager, 0) == 0:
         text = f"LID {port.lid}, but no subnet manager is known (SM LID 0)"
         return [area.warn("sm_missing", text, "start a subnet manager: opensm; then: sminfo")]
@@ -84,19 +91,19 @@ def _mtu(area: Area, name: str, netdev: Netdev) -> Finding:
     data = {"netdev_mtu": netdev.mtu, "path_mtu": path}
     if path >= _PATH_MTU_MAX:
         return area.ok("mtu_ok", text, **data)
-    fix = f"ip link set dev {name} mtu 9000, at both ends and on the switches between; 4200 is"
-    fix += " enough for 4096"
+    fix = f"at both ends, and on the switches between: ip link set dev {name} mtu 9000"
     return area.warn("mtu_small", f"{text}, where 4096 are possible", fix, **data)
 
 
-def _partitions(area: Area, port: PortReport) -> list[Finding]:
+def _partitions(area: Area, level: Level, port: PortReport) -> list[Finding]:
     keys = [key for key in port.pkeys if key]
     shown = ", ".join(f"{key:#06x}" for key in keys)
     if not keys:
         if not port.pkeys:
             return []
         text = "the table of partition keys is empty: no queue pair can be used"
-        return [area.fail("pkey_none", text, "give the port a partition in the subnet manager")]
+        fix = "give the port a partition in the subnet manager"
+        return [area.at(level, "pkey_none", text, fix)]
     if not port.pkeys[0] & _FULL_MEMBER:
         text = f"the first partition key {port.pkeys[0]:#06x} is a limited membership ({shown}):"
         text += " two limited members cannot talk to each other"

@@ -34,15 +34,21 @@ class Seen:
 
     @property
     def devices(self) -> tuple[DeviceReport, ...]:
-        """Those that the lists of the configuration leave."""
-        return tuple(d for d in self.discovery.devices if self.pins.allows(d.name))
+        """Those that the lists of the configuration leave and that are not another container's."""
+        return tuple(
+            d
+            for d in self.discovery.devices
+            if self.pins.allows(d.name) and d.verdict is not Verdict.NO_NODE
+        )
 
     def level_of(self, device: DeviceReport) -> Level:
-        """An unusable device is left aside; it is a failure if it was named or is all there is."""
+        """What a fault of this one is: another is used instead, unless it was named or is all
+        there is.
+        """
         if device.name in self.pins.devices:
             return Level.FAIL
-        others = any(d.verdict is Verdict.USABLE for d in self.devices)
-        return Level.WARN if others else self.missing
+        others = (d for d in self.devices if d.name != device.name)
+        return Level.WARN if any(d.verdict is Verdict.USABLE for d in others) else self.missing
 
 
 def wants_rdma(config: NodeConfig) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..availability import available
 from ..config import NodeConfig
 from ..model import PathReason, Transport
+from ..verbs.libraries import VerbsFacts
 from .advice import fix_for, rdma_level
 from .finding import Area, Finding, Level
 from .greeting import PEER
@@ -33,7 +33,7 @@ def rdma_verdict(host: Host, config: NodeConfig, findings: Sequence[Finding]) ->
         return _missing(config, failed[0].text, failed[0].fix, failed[0].data["reason"])
     for skipped in (f for f in findings if f.code == "grant_skipped"):
         reason = PathReason(skipped.data["reason"])
-        return _missing(config, skipped.data["detail"] or reason, fix_for(reason), reason)
+        return _missing(config, _short(skipped.data["detail"]) or reason, fix_for(reason), reason)
     return _untried(host, config)
 
 
@@ -71,18 +71,33 @@ def _missing(config: NodeConfig, why: str, fix: str, reason: str) -> Finding:
     return _PATHS.at(rdma_level(config), "rdma_missing", text, fix, reason=str(reason))
 
 
+def _unloaded(verbs: VerbsFacts) -> tuple[str, str, PathReason]:
+    """What is wrong with the libraries, the fix, and the reason."""
+    if not verbs.pyverbs:
+        reason = PathReason.NO_PYVERBS
+        return "pyverbs is not installed", fix_for(reason), reason
+    if verbs.helper_problem:
+        return verbs.helper_problem, fix_for(PathReason.NO_HELPER), PathReason.NO_HELPER
+    return verbs.pyverbs_problem, "", PathReason.NO_PYVERBS
+
+
+def _short(detail: str) -> str:
+    """Of many devices the first: each has a line of its own above."""
+    first, *others = detail.split("; ")
+    return f"{first}; and {len(others)} more" if len(others) > 1 else detail
+
+
 def _untried(host: Host, config: NodeConfig) -> Finding:
     """From the trees alone. A host that is not this one has libraries that nobody knows."""
     seen = look(host, config)
-    if host.verbs is not None:
-        here = available()
-        if here.rdma in (PathReason.NO_PYVERBS, PathReason.NO_HELPER):
-            return _missing(config, here.missing[0], fix_for(here.rdma), here.rdma)
+    if seen.verbs is not None and not seen.verbs.usable:
+        return _missing(config, *_unloaded(seen.verbs))
     if seen.refused is not None:
         return _missing(config, str(seen.refused), "", PathReason.NO_DEVICE)
     devices = list(dict.fromkeys(rail.rail.device for rail in seen.rails if rail.active))
     if not devices:
         reason = seen.discovery.reason
-        return _missing(config, seen.discovery.detail, fix_for(reason), reason)
-    text = f"RDMA: not tried ({', '.join(devices)} can be opened)"
+        return _missing(config, _short(seen.discovery.detail), fix_for(reason), reason)
+    can = "look usable" if host.verbs is None else "can be opened"
+    text = f"RDMA: not tried ({', '.join(devices)} {can})"
     return _PATHS.skip("rdma_untried", text, devices=devices)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from ..model import PathReason
 from ..runtime.engine.core import EngineStatistics
 from ..runtime.retained import Retained
 from .node_series import fill_retained
 from .sheet import Sheet
+
+_PAUSES = (PathReason.PORT_DOWN, PathReason.DEVICE_FAILED)  # for now, and for good
 
 
 def fill_engine(sheet: Sheet, statistics: EngineStatistics, retained: tuple[Retained, ...]) -> None:
@@ -32,6 +35,9 @@ def _fill_rails(sheet: Sheet, statistics: EngineStatistics) -> None:
         labels = {"device": rail.device, "port": str(rail.port), "nic": str(rail.nic)}
         in_flight, planned = statistics.rail_bytes.get(rail.nic, (0, 0))
         sheet.add("orbit_engine_rail_active", int(rail.active), **labels)
+        for reason in _PAUSES:
+            paused = int(not rail.active and rail.reason is reason)
+            sheet.add("orbit_engine_rail_paused", paused, **labels, reason=reason.value)
         sheet.add("orbit_engine_rail_in_flight_bytes", in_flight, **labels)
         sheet.add("orbit_engine_rail_planned_bytes_total", planned, **labels)
     for resource, (used, limit) in rails.budgets.items():

@@ -89,6 +89,7 @@ HELP: Final[dict[str, str]] = {
     "orbit_engine_retained_bytes": "Their bytes.",
     "orbit_engine_retained_age_seconds": "Since when the oldest of them is kept; 0 for none.",
     "orbit_engine_rail_active": "1 for a rail that carries transfers, 0 for a paused one.",
+    "orbit_engine_rail_paused": "1 with the reason for which a rail is paused, 0 with the others.",
     "orbit_engine_rail_in_flight_bytes": "Bytes that are on their way over a rail.",
     "orbit_engine_rail_planned_bytes_total": "Bytes of requests that were planned onto a rail.",
     "orbit_engine_rails_in_use": "What all rails use of each resource that they share.",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import BudgetExceeded
+from ..model import PathReason
 from ..protocol.messages import RailHint
 from ..transport.rails import RailFacts
 
@@ -33,6 +34,7 @@ class SimRail:
             active=self.active,
             numa_node=self.numa_node,
             detail=self.detail,
+            reason=PathReason.OK if self.active else PathReason.PORT_DOWN,
         )
 
     @property

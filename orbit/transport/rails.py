@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
-from ..model import Direction, LeaseId
+from ..model import Direction, LeaseId, PathReason
 from ..protocol.messages import SliceRun
 from .interface import Exposure, Session, Span
 
@@ -20,7 +20,7 @@ from .interface import Exposure, Session, Span
 class RailFacts:
     """One local rail. `nic` is its place among all that discovery found, and never given to another
     one; `numa_node` -1: unknown. A paused rail (not `active`) keeps its registrations and carries
-    nothing; `detail` says why.
+    nothing; `reason` (port_down, device_failed) and `detail` say why.
     """
 
     nic: int
@@ -33,6 +33,7 @@ class RailFacts:
     detail: str = ""
     numa_distances: tuple[tuple[int, int], ...] = ()  # node, and how far it is from this rail's
     pci_bridges: int = 0  # between it and the processor
+    reason: PathReason = PathReason.OK
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +118,16 @@ class RailedPath(Protocol):
 
     def rail_statistics(self) -> RailStatistics:
         """As of now."""
+
+
+def railed(path: object) -> RailedPath | None:
+    """The path itself where it has rails. Asked once for each class: a Protocol of that many
+    methods takes its time to answer.
+    """
+    kind = type(path)
+    if kind not in _RAILED:
+        _RAILED[kind] = isinstance(path, RailedPath)
+    return cast(RailedPath, path) if _RAILED[kind] else None
+
+
+_RAILED: dict[type, bool] = {}

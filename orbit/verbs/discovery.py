@@ -125,10 +125,12 @@ class Discovery:
 def discover(
     *,
     sysfs: Path = _SYSFS,
-    nodes: Path = _NODES,
+    nodes: Path | None = _NODES,
     netdevs: NetdevReader = read_netdevs,
 ) -> Discovery:
-    """Look once, now. No device and no permission is an answer, never an exception."""
+    """Look once, now. No device and no permission is an answer, never an exception. `nodes` None:
+    the device nodes are not known, and are taken to be good.
+    """
     try:
         interfaces = dict(netdevs())
     except DeviceError:
@@ -140,8 +142,8 @@ def discover(
     for name in names:
         folder = sysfs / "class/infiniband" / name
         ports = tuple(replace(port, nic=next(nics)) for port in _read_ports(folder))
-        node = nodes / node_names[name] if name in node_names else None
-        verdict, detail = _judge(node, ports)
+        node = nodes / node_names[name] if nodes and name in node_names else None
+        verdict, detail = (_judge_node(node) if nodes else None) or _judge_ports(ports)
         report = DeviceReport(name, str(node or ""), verdict, detail, ports)
         place = numa_node_of(folder, sysfs=sysfs), pci_bridges_of(folder, sysfs=sysfs)
         devices.append(replace(report, numa_node=place[0], pci_bridges=place[1]))
@@ -172,13 +174,18 @@ def _read_ports(folder: Path) -> Iterator[PortReport]:
             yield _read_port(folder / "ports" / number, int(number))
 
 
-def _judge(node: Path | None, ports: tuple[PortReport, ...]) -> tuple[Verdict, str]:
+def _judge_node(node: Path | None) -> tuple[Verdict, str] | None:
+    """What keeps this process from opening it, or None."""
     if node is None:
         return Verdict.NO_NODE, "the ib_uverbs module made no device node for it"
     if not node.exists():
         return Verdict.NO_NODE, f"{node} does not exist here"
     if not os.access(node, os.R_OK | os.W_OK):
         return Verdict.PERMISSION, f"{node} may not be opened by this user"
+    return None
+
+
+def _judge_ports(ports: tuple[PortReport, ...]) -> tuple[Verdict, str]:
     order = list(Verdict)
     best = max((port.verdict for port in ports), key=order.index, default=Verdict.PORT_DOWN)
     if best is Verdict.PORT_DOWN:

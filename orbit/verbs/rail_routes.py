@@ -91,6 +91,7 @@ def _facts(device: DeviceContext) -> RailFacts:
         detail=device.paused,
         numa_distances=device.state.place.numa_distances,
         pci_bridges=device.state.place.pci_bridges,
+        reason=device.state.reason,
     )
 
 

@@ -121,7 +121,7 @@ ENGINE = EngineStatistics(
     rails=RailStatistics(
         rails=(
             RailFacts(0, "mlx5_0", 1, "::1", active=True),
-            RailFacts(2, "mlx5_1", 1, "::2", active=False, detail="port 1 is down"),
+            RailFacts(2, "mlx5_1", 1, "::2", active=False, reason=orbit.PathReason.PORT_DOWN),
         ),
         monitor_ticks=62,
         route_queries=63,
@@ -130,6 +130,9 @@ ENGINE = EngineStatistics(
         budgets={"completion_entries": (66, 67)},
     ),
 )
+
+
+MLX5_1 = {"device": "mlx5_1", "port": "1", "nic": "2"}
 
 
 class Fixed:
@@ -251,6 +254,8 @@ def test_a_series(series: str, labels: dict[str, str], value: float) -> None:
         ("retained_bytes", {}, 70),
         ("rail_active", {"device": "mlx5_0", "port": "1", "nic": "0"}, 1),
         ("rail_active", {"device": "mlx5_1", "port": "1", "nic": "2"}, 0),
+        ("rail_paused", {**MLX5_1, "reason": "port_down"}, 1),
+        ("rail_paused", {**MLX5_1, "reason": "device_failed"}, 0),
         ("rail_in_flight_bytes", {"device": "mlx5_0", "port": "1", "nic": "0"}, 71),
         ("rail_planned_bytes_total", {"device": "mlx5_0", "port": "1", "nic": "0"}, 72),
         ("rail_planned_bytes_total", {"device": "mlx5_1", "port": "1", "nic": "2"}, 0),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orbit.cli.doctor_page import Line, _folded, page
+from orbit.cli.doctor_page import Line, page
 from orbit.cli.failures import ExitStatus
 from orbit.cli.main import main
 from orbit.doctor.finding import Area, Diagnosis
@@ -15,6 +15,8 @@ from tests.unit.verbs.test_discovery import Tree
 
 MEMORY, GRANTS, PATHS = Area("memory"), Area("grants"), Area("paths")
 FINDINGS = [
+    Area("build").ok("z", "a helper"),
+    Area("gpu").skip("y", "no GPU"),
     MEMORY.ok("a", "enough memory"),
     MEMORY.warn("b", "little may be locked", "ulimit -l unlimited"),
     GRANTS.ok("c", "4096 bytes by rdma"),
@@ -28,30 +30,43 @@ def texts(*, verbose: bool) -> list[str]:
     return [line.mark + line.text for line in lines]
 
 
-def test_ok_lines_are_counted_and_fixes_stand_below() -> None:
+def test_quiet_lines_are_counted_and_fixes_stand_below() -> None:
     assert texts(verbose=False) == [
-        "memory  (1 ok)",
-        "  warn little may be locked",
+        "build (1 ok), gpu (1 skipped)",
+        "memory (1 ok, 1 skipped)",
+        "  warn little may be locked  [b]",
         "       fix: ulimit -l unlimited",
-        "  skip no huge pages were looked for",
         "grants",
         "  ok   4096 bytes by rdma",
         "",
+        "1 warning",
         "TCP works; RDMA: usable",
     ]
 
 
 def test_every_line_when_asked_for() -> None:
-    assert texts(verbose=True)[:2] == ["memory", "  ok   enough memory"]
+    assert texts(verbose=True)[:2] == ["build", "  ok   a helper"]
+    assert "  skip no huge pages were looked for" in texts(verbose=True)
 
 
-def test_a_fix_is_never_broken_and_other_lines_hang() -> None:
-    words = "word " * 30
-    rows = _folded(Line("  warn ", words.strip()), 60)
+def test_what_several_findings_need_is_said_once() -> None:
+    same = [MEMORY.fail(code, code, "do it") for code in ("a", "b")]
+    lines = [line.mark + line.text for line in page(Diagnosis.of(same), "end", verbose=False)]
+    assert lines[1:4] == ["  fail a  [a]", "  fail b  [b]", "       fix: do it"]
+    assert "2 failures" in lines
+
+
+def test_a_command_is_never_broken_and_other_lines_hang() -> None:
+    words = ("word " * 30).strip()
+    rows = Line("  warn ", words).rows(60)
     assert len(rows) > 1
     assert all(len(row) <= 60 for row in rows)
     assert all(row.startswith(" " * 7) for row in rows[1:])
-    assert len(_folded(Line("  fix: ", words, whole=True), 60)) == 1
+    assert max(map(len, Line("", words * 3).rows(200))) <= 110
+    assert Line("  fix: ", f"{words}; and", parts=True).rows(60) == [
+        f"  fix: {words}",
+        "       and",
+    ]
 
 
 def look(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, dict[str, str]]]:

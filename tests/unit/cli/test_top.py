@@ -44,6 +44,10 @@ def taken(at: float, grown: int = 0, **rows: float | list[Row]) -> Snapshot:
             ({"device": "mlx5_0", **RAIL}, 1),
             ({"device": "mlx5_1", **RAIL}, 0),
         ],
+        "orbit_engine_rail_paused": [
+            ({"device": "mlx5_1", **RAIL, "reason": "device_failed"}, 0),
+            ({"device": "mlx5_1", **RAIL, "reason": "port_down"}, 1),
+        ],
         "orbit_engine_rail_planned_bytes_total": [({"device": "mlx5_0", **RAIL}, 4e6 * grown)],
         "orbit_engine_rail_in_flight_bytes": [({"device": "mlx5_0", **RAIL}, MIB)],
         "orbit_rdma_device_window_keys_remaining": [({"device": "mlx5_0"}, 5)],
@@ -60,9 +64,9 @@ def taken(at: float, grown: int = 0, **rows: float | list[Row]) -> Snapshot:
     return snapshot(at, **(given | rows))
 
 
-def shown(facts: TopFacts, width: int, problem: str = "") -> list[str]:
+def shown(facts: TopFacts, width: int, problem: str = "", height: int | None = None) -> list[str]:
     console = Console(width=width, file=io.StringIO(), record=True, highlight=False)
-    console.print(screen(facts, "127.0.0.1:9464", width, problem))
+    console.print(screen(facts, "127.0.0.1:9464", width, problem, height))
     return console.export_text().splitlines()
 
 
@@ -102,13 +106,31 @@ def test_everything_fits_and_nothing_is_cut(width: int) -> None:
         "12 active, oldest 2.50 s, 20.0/s",
         "get_failed",
         "mlx5_0:1 active 1.0 MiB 2.00 MB/s 5.0 %",
-        "mlx5_1:1 paused",
+        "mlx5_1:1 paused: port_down",
         "retained nothing",
     ):
         assert wanted in " ".join(text.split()), wanted
     (grants,) = [line for line in lines if "██" in line]
     assert grants.split()[-3:] == ["63", "64", "7"]
     assert ("1 idle" in text) == (width == 80)
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 24)])
+def test_a_low_screen_keeps_what_matters(width: int, height: int) -> None:
+    names = [f"max_{name}" for name in "abcdefghijklmnop"]
+    limits: list[Row] = [({"budget": name}, 100) for name in names]
+    used: list[Row] = [({"budget": name}, 90 if name == "max_o" else 1) for name in names]
+    waiting: list[Row] = [({"budget": "max_p"}, 3)]
+    budgets = {
+        "orbit_engine_budget_limit": limits,
+        "orbit_engine_budget_in_use": used,
+        "orbit_engine_budget_waiting": waiting,
+    }
+    lines = shown(facts_of(taken(102.0, 1, **budgets), taken(100.0)), width, height=height)
+    assert len(lines) <= height
+    text = "\n".join(lines)
+    for wanted in ("o   ", "p   ", "with more left", "mlx5_1:1", "retained  nothing"):
+        assert wanted in text, wanted
 
 
 def test_what_is_kept_for_ever_stands_on_top() -> None:

@@ -15,6 +15,7 @@ from orbit.config import MIB, NodeConfig, RdmaConfig
 from orbit.doctor.checks import host_findings
 from orbit.doctor.finding import Finding, Level
 from orbit.doctor.host import Host, Netdev
+from orbit.doctor.verdict import rdma_verdict
 from orbit.errors import ConfigError
 from orbit.model import Transport
 from tests.unit.doctor.trees import (
@@ -50,6 +51,30 @@ def test_a_healthy_host_raises_no_alarm(tmp_path: Path) -> None:
     assert [f for f in found if f.level >= WARN] == []
     assert {f.code for f in found if f.level is SKIPPED} == {"no_gpu", "mtu_not_in_sysfs"}
     assert [f.data["device"] for f in by_code(found, "device_usable")] == [ROCE, INFINIBAND]
+
+
+def test_the_name_that_debian_gives_each_host_is_no_alarm(tmp_path: Path) -> None:
+    host = FakeHost.healthy(tmp_path)
+    host.write("etc/hosts", "127.0.0.1 localhost\n127.0.1.1 server.example server")
+    for config in (NodeConfig(), NodeConfig(listen="0.0.0.0:0"), NodeConfig(listen="localhost:0")):
+        found = look(host, config)
+        assert [f for f in found if f.level >= WARN] == []
+        assert "do not advertise it" in by_code(found, "hostname_ok")[0].text
+
+
+def test_of_a_copied_sysfs_the_device_nodes_are_not_known(tmp_path: Path) -> None:
+    host = FakeHost(tmp_path)
+    host.roce()
+    found = host_findings(Host.at(tmp_path / "sys"), RDMA)
+    assert next(f.code for f in found if f.data.get("device") == ROCE) == "device_untried"
+    assert not {"device_no_node", "nodes_not_passed"} & {f.code for f in found}
+
+
+def test_without_a_device_its_surroundings_are_not_judged(tmp_path: Path) -> None:
+    host = FakeHost(tmp_path)
+    _memlock(8)(host)
+    host.write("proc/meminfo", "MemTotal: 900000 kB\nMemAvailable: 500000 kB")
+    assert {f.code for f in look(host) if f.level >= WARN} == {"no_device"}
 
 
 def test_a_host_of_which_nothing_can_be_read_has_no_ok_about_it(tmp_path: Path) -> None:
@@ -155,7 +180,11 @@ TROUBLES: dict[str, tuple[Spoil, NodeConfig | None, str, Level, str]] = {
     "InfiniBand without a subnet manager": (
         _port(INFINIBAND, "state", "2: INIT"), None, "port_init", WARN, "",
     ),
-    "LID 0": (_port(INFINIBAND, "lid", "0x0"), None, "lid_zero", FAIL, "lid"),
+    "LID 0": (_port(INFINIBAND, "lid", "0x0"), None, "lid_zero", WARN, "lid"),
+    "LID 0 of a named device": (
+        _port(INFINIBAND, "lid", "0x0"), NodeConfig(rdma=RdmaConfig(device=INFINIBAND)),
+        "lid_zero", FAIL, "lid",
+    ),
     "SM LID 0": (_port(INFINIBAND, "sm_lid", "0x0"), None, "sm_missing", WARN, "lid"),
     "one lane": (
         _port(INFINIBAND, "rate", "25 Gb/sec (1X EDR)"), None, "port_narrow", WARN, "",
@@ -167,7 +196,7 @@ TROUBLES: dict[str, tuple[Spoil, NodeConfig | None, str, Level, str]] = {
     "limited membership": (
         _port(INFINIBAND, "pkeys/0", "0x7fff"), None, "pkey_limited", WARN, "",
     ),
-    "no partition": (_port(INFINIBAND, "pkeys/0", "0x0"), None, "pkey_none", FAIL, ""),
+    "no partition": (_port(INFINIBAND, "pkeys/0", "0x0"), None, "pkey_none", WARN, ""),
     "GID of another namespace": (
         lambda host: host.netdevs.pop("eth0"), None, "gid_elsewhere", WARN, "mtu_ok",
     ),
@@ -186,9 +215,9 @@ TROUBLES: dict[str, tuple[Spoil, NodeConfig | None, str, Level, str]] = {
         NodeConfig(rdma=RdmaConfig(device="mlx5_2", gid_index=0)),
         "gid_unusable", FAIL, "gid_chosen",
     ),
-    "memlock of 8 MiB": (_memlock(8), None, "memlock_below_arena", FAIL, "memlock_ok"),
+    "memlock of 8 MiB": (_memlock(8), None, "memlock_below_arena", WARN, "memlock_ok"),
     "memlock of 8 MiB, IPC_LOCK bounding alone": (
-        _memlock(8, bnd="4000"), None, "memlock_below_arena", FAIL, "memlock_ok memlock_exempt",
+        _memlock(8, bnd="4000"), RDMA, "memlock_below_arena", FAIL, "memlock_ok memlock_exempt",
     ),
     "memlock below the budget": (
         _memlock(512), None, "memlock_below_budget", WARN, "memlock_ok",
@@ -216,13 +245,18 @@ TROUBLES: dict[str, tuple[Spoil, NodeConfig | None, str, Level, str]] = {
         lambda host: host.card(ROCE, 0, relaxed=False), None, "relaxed_ordering_off", WARN, "",
     ),
     "a translating IOMMU": (
-        _attribute("proc/cmdline", "intel_iommu=on"), None, "iommu_translates", WARN, "iommu_ok",
+        lambda host: [
+            host.write(f"sys/class/infiniband/{name}/device/iommu_group/type", "DMA-FQ")
+            for name in (ROCE, INFINIBAND)
+        ],
+        None, "iommu_translates", WARN, "iommu_ok",
     ),
     "GPU without peer memory": (
-        _gpu("x86_64 Kernel Module"), None, "no_peer_memory", WARN, "peer_memory",
+        _gpu("x86_64 Kernel Module"), None, "no_peer_memory", SKIPPED, "peer_memory",
     ),
     "scatter to CQE": (
-        _gpu("Open Kernel Module"), None, "scatter_to_cqe", WARN, "peer_memory scatter_to_cqe_off",
+        _gpu("Open Kernel Module"), None,
+        "scatter_to_cqe", SKIPPED, "peer_memory scatter_to_cqe_off",
     ),
     "no rxe module": (_set(), RXE, "rxe_module_missing", FAIL, ""),
     "rxe not loaded": (
@@ -243,8 +277,15 @@ TROUBLES: dict[str, tuple[Spoil, NodeConfig | None, str, Level, str]] = {
         lambda host: (host.rxe(), host.namespace("self", 7), host.namespace("1", 1)),
         None, "rxe_namespace", WARN, "rxe_netdev",
     ),
+    "C12: rxe in a container, which has a first process of its own": (
+        lambda host: (
+            host.rxe(), host.namespace("self", 7), host.namespace("1", 7),
+            host.write("proc/1/cgroup", "0::/docker/5a"),
+        ),
+        None, "rxe_namespace_unknown", SKIPPED, "rxe_netdev",
+    ),
     "a container without nodes": (
-        _no_nodes, None, "nodes_not_passed", WARN, "device_usable rdma_cm",
+        _no_nodes, None, "nodes_not_passed", WARN, "device_usable rdma_cm port_active gid_chosen",
     ),
     "small receive buffers": (
         _attribute(f"{TCP}/tcp_rmem", "4096 131072 262144"), None, "tcp_buffer_small", WARN, "",
@@ -254,21 +295,21 @@ TROUBLES: dict[str, tuple[Spoil, NodeConfig | None, str, Level, str]] = {
         "ports_few", WARN, "ports_ok",
     ),
     "a small backlog": (
-        _attribute("proc/sys/net/core/somaxconn", "128"), None, "backlog_small", WARN, "",
+        _attribute("proc/sys/net/core/somaxconn", "64"), None, "backlog_small", WARN, "",
     ),
-    "C25: host name of 127.0.1.1": (
+    "C25: host name of 127.0.1.1 is listened on": (
         _attribute("etc/hosts", "127.0.1.1 server.example server"),
-        None, "hostname_loopback", WARN, "hostname_ok",
+        NodeConfig(listen="server.example:0"),
+        "hostname_loopback", WARN, "hostname_ok listen_loopback",
     ),
     "C25: loopback advertised by address": (
         _set(), NodeConfig(listen="0.0.0.0:0", advertise="127.0.0.1"),
-
         "advertise_loopback", WARN, "advertise_ok",
     ),
-    "C25: loopback advertised by name": (
+    "C25: host name of 127.0.1.1 is advertised": (
         _attribute("etc/hosts", "127.0.1.1 server"),
         NodeConfig(listen="0.0.0.0:0", advertise="server"),
-        "advertise_loopback", WARN, "advertise_ok",
+        "hostname_loopback", WARN, "hostname_ok advertise_ok",
     ),
     "nothing to advertise": (
         lambda host: host.netdevs.pop("eth0"), NodeConfig(listen="0.0.0.0:0"),
@@ -402,6 +443,16 @@ def test_one_unusable_device_is_no_failure_while_another_works(tmp_path: Path) -
     found = look(host, RDMA)
     assert by_code(found, "device_no_node")[0].level is WARN
     assert not [f for f in found if f.level is FAIL]
+
+
+def test_libraries_that_do_not_load_are_no_rdma(tmp_path: Path) -> None:
+    host = FakeHost.healthy(tmp_path)
+    verdict = rdma_verdict(host.host(), NodeConfig(), [])
+    assert (verdict.code, verdict.level) == ("rdma_untried", SKIPPED)
+    host.pyverbs = {"pyverbs": "/p", "pyverbs_problem": "undefined symbol"}
+    verdict = rdma_verdict(host.host(), RDMA, [])
+    assert (verdict.code, verdict.level) == ("rdma_missing", FAIL)
+    assert "undefined symbol" in verdict.text
 
 
 def test_a_name_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:

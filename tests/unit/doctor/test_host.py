@@ -32,7 +32,7 @@ def test_a_port_that_somebody_has_is_named() -> None:
 
 def test_this_host_answers_without_an_exception() -> None:
     found = host_findings(Host(), NodeConfig())
-    assert {"build", "devices", "memory", "numa", "tcp", "addresses"} <= {f.area for f in found}
+    assert {"build", "devices", "container", "tcp", "addresses"} <= {f.area for f in found}
     assert all(f.fix for f in found if f.level >= Level.WARN)
     assert "unreadable" not in {f.code for f in found}
 

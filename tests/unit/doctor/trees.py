@@ -83,6 +83,7 @@ class FakeHost:
         device = f"sys/class/infiniband/{name}/device"
         self.write(f"{device}/vendor", "0x15b3")
         self.write(f"{device}/numa_node", str(node))
+        self.write(f"{device}/iommu_group/type", "identity")
         speed = "16.0 GT/s PCIe"
         for what, now, most in (("width", width, "16"), ("speed", speed, speed)):
             self.write(f"{device}/current_link_{what}", now)
@@ -148,7 +149,6 @@ class FakeHost:
             "usr/include/infiniband/verbs.h": "",
             "usr/lib/x86_64-linux-gnu/libibverbs/libmlx5-rdmav34.so": "",
             "proc/meminfo": "MemTotal: 65536000 kB\nMemAvailable: 60000000 kB\nHugePages_Free: 0",
-            "proc/cmdline": "root=/dev/sda1 intel_iommu=on iommu=pt",
             "proc/self/cgroup": "0::/user.slice/session.scope",
             "proc/1/cgroup": "0::/init.scope",
             "proc/sys/vm/max_map_count": "65530",
