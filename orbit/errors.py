@@ -216,8 +216,8 @@ class NotAdmitted(PeerError):
 
     code = "not_admitted"
 
-    def __init__(self, peer: str, cause: str) -> None:
-        super().__init__(f"{peer}: message not sent ({cause})")
+    def __init__(self, peer: str, cause: str, *, hint: str = "") -> None:
+        super().__init__(f"{peer}: message not sent ({cause})", hint=hint)
         self.peer = peer
         self.cause = cause
 
@@ -347,8 +347,9 @@ class PathFailed(OrbitError):
 
     code = "path_failed"
 
-    def __init__(self, path: str, reason: str, detail: str = "") -> None:
-        super().__init__(f"{path} transfer failed: {reason}" + (f" ({detail})" if detail else ""))
+    def __init__(self, path: str, reason: str, detail: str = "", *, hint: str = "") -> None:
+        text = f"{path} transfer failed: {reason}" + (f" ({detail})" if detail else "")
+        super().__init__(text, hint=hint)
         self.path = path
         self.reason = reason
         self.detail = detail

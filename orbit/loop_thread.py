@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import logging
 import os
 import threading
 from collections.abc import Awaitable, Callable
@@ -17,6 +18,8 @@ from concurrent.futures import CancelledError, Future
 from typing import Final
 
 from .errors import ClosedError, UsageError
+
+_log = logging.getLogger("orbit")
 
 LOOK_UP_S: Final = 0.1  # a waiting thread returns to Python that often
 _CANCELLED_S: Final = 1.0  # for what still runs when the loop is stopped
@@ -30,6 +33,8 @@ class LoopThread:
         self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._tasks: dict[Future[object], asyncio.Task[object]] = {}
+        self._leaving: dict[Future[object], BaseException] = {}  # what interrupts whom
+        self._stopped = False
         # A daemon, so that a forgotten node does not keep the process; see orbit.sync for the end.
         self._thread = threading.Thread(target=self._run, name=f"orbit {name}", daemon=True)
         self._thread.start()
@@ -45,7 +50,8 @@ class LoopThread:
 
         An interrupt cancels what was begun and waits for it to end, as its buffers are in use until
         then; a second one does not wait. Raises ClosedError, and TimeoutError after `timeout_s`:
-        what was begun goes on.
+        what was begun goes on. What a callback in the loop raises to end the program (sys.exit)
+        interrupts whoever waits, and is raised here.
         """
         self.check_caller()
         future: Future[object] = Future()
@@ -73,6 +79,7 @@ class LoopThread:
         """End the loop and its thread; what still runs is cancelled. Idempotent."""
         if self.forked or not self._thread.is_alive():
             return
+        self._stopped = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -114,7 +121,8 @@ class LoopThread:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            while not (self._ran_to_its_end() or self._stopped):
+                pass
         finally:
             left = asyncio.all_tasks(self._loop)
             for task in left:
@@ -123,6 +131,21 @@ class LoopThread:
                 self._loop.run_until_complete(asyncio.wait(left, timeout=_CANCELLED_S))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
+
+    def _ran_to_its_end(self) -> bool:
+        """False: what a callback raised has to reach those who wait; the loop is needed on, since
+        what they began, and what is still open, can only end in it.
+        """
+        try:
+            self._loop.run_forever()
+        except (SystemExit, KeyboardInterrupt) as error:
+            if not self._tasks:
+                _log.error("%r in the %s's own thread: nobody waits", error, self._name)
+            self._leaving.update(dict.fromkeys(self._tasks, error))
+            for task in self._tasks.values():
+                task.cancel()
+            return False
+        return True
 
     def _begin(
         self, future: Future[object], function: Callable[[], object], context: contextvars.Context
@@ -150,7 +173,10 @@ class LoopThread:
 
     def _ended(self, future: Future[object], task: asyncio.Task[object]) -> None:
         del self._tasks[future]
-        if task.cancelled():
+        leaving = self._leaving.pop(future, None)
+        if task.cancelled() and leaving is not None:
+            future.set_exception(leaving)
+        elif task.cancelled():
             future.cancel()
         elif (error := task.exception()) is not None:
             future.set_exception(error)

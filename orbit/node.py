@@ -11,7 +11,7 @@ import ipaddress
 import logging
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -165,6 +165,7 @@ class Node(Live, HandleCalls, MessagingCalls):
             )
             self._listener = await _listen(config, paths, self._hello, self._accept)
             endpoints = _advertised(config, self._listener)
+            _warn_of_loopback(config, endpoints)
             identity = self._identity
             self._address = NodeAddress(
                 identity.worker_id, identity.incarnation, endpoints, self._rails()
@@ -476,6 +477,13 @@ def _advertised(config: NodeConfig, listener: TcpListener) -> tuple[Endpoint, ..
     for wildcard in (e for e in bound if e.is_wildcard):
         found += _host_endpoints(wildcard)
     return tuple(dict.fromkeys(found))[:ENDPOINTS_MAX]
+
+
+def _warn_of_loopback(config: NodeConfig, told: Sequence[Endpoint]) -> None:
+    """Who listens for others and tells them loopback is reached by nobody, or by the wrong one."""
+    if not _endpoint("listen", config.listen, 0).is_loopback and all(e.is_loopback for e in told):
+        names = ", ".join(map(str, told))
+        _log.warning("peers are told %s, which leads other hosts to themselves", names)
 
 
 def _host_endpoints(wildcard: Endpoint) -> list[Endpoint]:

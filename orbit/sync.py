@@ -14,16 +14,17 @@ import contextlib
 import contextvars
 import functools
 import inspect
+import logging
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from .config import EngineConfig, NodeConfig
+from .daemon_pool import DaemonPool
 from .engine import TransferEngine as AsyncTransferEngine
-from .errors import ClosedError, DeadlineExceeded, UsageError
+from .errors import ClosedError, DeadlineExceeded, OrbitError, UsageError
 from .events import EventSink
 from .loop_thread import LoopThread
 from .node import Node as AsyncNode
@@ -54,6 +55,8 @@ __all__ = [
     "StreamSender",
     "TransferEngine",
 ]
+
+_log = logging.getLogger("orbit")
 
 HANDLER_THREADS: Final = 32
 
@@ -292,7 +295,7 @@ class Node(Live):
         self._inner = AsyncNode(config, on_event=on_event)
         self._handler_threads = handler_threads
         self._thread: LoopThread | None = None
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: DaemonPool | None = None
         self._changing = threading.RLock()
 
     def __enter__(self) -> Self:
@@ -318,7 +321,7 @@ class Node(Live):
                     thread.stop()
                 raise
             self._thread = thread
-            self._pool = ThreadPoolExecutor(self._handler_threads, "orbit handler")
+            self._pool = DaemonPool(self._handler_threads, "orbit handler")
             _remember(self)
 
     def close(self) -> None:
@@ -586,6 +589,10 @@ def _remember(node: Node) -> None:
 
 
 def _close_all() -> None:
+    """At exit. One node's trouble does not keep the others open."""
     for node in list(_open_nodes):
         if node._thread is not None and not node._thread.forked:
-            node.close()
+            try:
+                node.close()
+            except OrbitError as error:
+                _log.error("a node could not be closed at exit: %s", error)

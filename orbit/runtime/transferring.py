@@ -56,6 +56,9 @@ from .runner import TaskRunner
 
 _log = logging.getLogger("orbit")
 
+# Somebody wanted TCP. Every other reason is something that is missing, and worth a warning.
+_CHOSEN = (PathReason.ASKED, PathReason.KILL_SWITCH, PathReason.NOT_CONFIGURED)
+
 _RANGE_BUSY = "the range is in use by "  # as RangeBusy begins
 RENEWAL_FLOOR_S = 0.005  # a lease so short that it needs more is not worth having
 
@@ -245,6 +248,8 @@ class TransferRun:
             offer = RdmaOffer((BACKEND_VERBS,), pieces_max=machine.PIECES_MAX, arrays=arrays)
         elif self._why_no_offer is not PathReason.OK:
             self._decided(PathName.TCP, self._why_no_offer)
+            if self._why_no_offer not in _CHOSEN:
+                self._context.warn(self._session, self._why_no_offer)
         request = self._request(offer, skip_threshold=effect.skip_threshold)
         self._context.runner.start(self._acquire(request), "acquire")
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import TypeVar
 
+from ..daemon_pool import DaemonPool
 from ..errors import ClosedError, DeadlineExceeded
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ class Offload:
     """Threads start with it and end with `close`."""
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="orbit-verbs")
+        self._executor = DaemonPool(_THREADS_MAX, "orbit-verbs")
         # All at once: a thread that starts in a process that is out of mappings may fail before it
         # reports that it runs, and CPython waits for that report for ever.
         started = Barrier(_THREADS_MAX + 1)

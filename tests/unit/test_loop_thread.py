@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -108,6 +109,29 @@ def test_an_interrupt_cancels_and_waits_for_the_end(thread: LoopThread) -> None:
     assert ended.is_set()
     interrupter.join()
     assert thread.call(lambda: 1) == 1
+
+
+def test_what_ends_the_program_reaches_those_who_wait_and_the_loop_goes_on(
+    thread: LoopThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended = threading.Event()
+
+    async def slow() -> None:
+        asyncio.get_running_loop().call_soon(sys.exit, 3)
+        try:
+            await asyncio.sleep(600)
+        finally:
+            ended.set()
+
+    with pytest.raises(SystemExit) as caught:
+        thread.call(slow)
+    assert caught.value.code == 3
+    assert ended.is_set()
+    assert not caplog.records
+    thread.call(lambda: asyncio.get_running_loop().call_soon(sys.exit, 4))
+    assert thread.call(lambda: 1) == 1
+    assert thread.call(lambda: asyncio.sleep(0, 2)) == 2
+    assert ["nobody waits" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_a_stopped_loop_is_closed_to_those_who_wait_and_who_come() -> None:
