@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 TURN = "orbit/verbs/_turn"
 NATIVE = Extension(
     "orbit.verbs._turn._native",
-    [f"{TURN}/{name}.c" for name in ("native", "poller")],
+    [f"{TURN}/{name}.c" for name in ("native", "poller", "wake")],
     depends=[f"{TURN}/turn.h"],
 )
 SCRIPTED = Extension(
@@ -34,7 +34,7 @@ SCRIPTED = Extension(
         f"{TURN}/{name}.c"
         for name in (
             *("scripted", "scripted_calls", "scripted_execute", "scripted_receives"),
-            *("scripted_events", "scripted_rules", "poller"),
+            *("scripted_events", "scripted_rules", "poller", "wake"),
         )
     ],
     depends=[f"{TURN}/{name}.h" for name in ("turn", "scripted", "scripted_state")],

@@ -75,9 +75,12 @@ def _check_depth(value: object, levels_left: int) -> None:
         return
     if levels_left == 0:
         raise PeerProtocolError(f"undecodable bytes: nested deeper than {DEPTH_MAX} levels")
-    for child in value.values() if isinstance(value, dict) else value:
-        if isinstance(child, dict | list):
+    for child in value.values() if type(value) is dict else value:
+        if type(child) in _NESTED:
             _check_depth(child, levels_left - 1)
+
+
+_NESTED = (dict, list)  # msgpack makes no subclasses of them
 
 
 def _reason(error: BaseException) -> str:

@@ -35,7 +35,7 @@ from ..protocol.messages import (
 from ..protocol.paths import OwnerFacts, count_grants, decide_owner, refused_path, spread_runs
 from ..protocol.range_list import PAIR_BYTES, unpack
 from ..transport.interface import CallHandler, Session
-from ..transport.rails import RailedPath
+from ..transport.rails import railed
 from .options import Put
 from .paths import Paths
 from .shelf import Shelf
@@ -179,7 +179,7 @@ class PeerCalls:
         """What goes through which array; () for all through one."""
         if request.ranged and not offer.runs:
             raise PeerRefused("bad_request", "an offer for ranges names its runs")
-        if not isinstance(self._paths.rdma, RailedPath):
+        if railed(self._paths.rdma) is None:
             return ()
         if offer.runs or access.direction is Direction.WRITE:
             return offer.runs

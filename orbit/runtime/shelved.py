@@ -11,7 +11,7 @@ from ..model import Direction, Handle, LeaseId, PathName
 from ..protocol.messages import SliceRun
 from ..transport.interface import DataPath, Exposure, Session, Span
 from ..transport.pieces import cut_span
-from ..transport.rails import RailedPath
+from ..transport.rails import railed
 from .options import Put
 from .put_queue import PutQueue
 from .ranged import RangedMemory, RangedPart
@@ -236,10 +236,11 @@ class Access:
     ) -> Exposure:
         if not runs:
             return await path.expose(session, self.span, self.lease_id, array, self.direction)
-        if not isinstance(path, RailedPath):
+        rails = railed(path)
+        if rails is None:
             raise InternalError(f"the {path.name} path has no rails")
         self._checked = True
-        return await path.expose_runs(session, self.span, self.lease_id, runs, self.direction)
+        return await rails.expose_runs(session, self.span, self.lease_id, runs, self.direction)
 
     def _enter(self) -> None:
         self._memory = self.slot.memory

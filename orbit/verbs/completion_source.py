@@ -7,6 +7,7 @@ in either mode everything goes through its source. It does not look at a complet
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import select
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
@@ -15,7 +16,7 @@ from ..errors import DeviceError
 from .poller import NativePoller
 from .provider import NativeChannel, NativeContext, NativeObject
 from .records import Completion
-from .turn import POLL_MAX, Turn
+from .turn import POLL_MAX, Look, Posted, Turn
 
 BATCH: Final = POLL_MAX
 
@@ -31,8 +32,16 @@ class CompletionSource(Protocol):
     def start(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
         """Call `wake` whenever there is something to poll."""
 
+    def post(self, qp: int, receives: Sequence[bytes], sends: Sequence[bytes]) -> Posted:
+        """Post to a queue pair of this queue, as `Turn.post`, and look for completions where that
+        needs no further call; they are at hand then.
+        """
+
+    def take(self) -> list[Completion]:
+        """What is at hand, without a look."""
+
     def poll(self) -> list[Completion]:
-        """Up to BATCH; fewer mean that there were no more."""
+        """Up to BATCH, what is at hand among them; fewer mean that there were no more."""
 
     def spin(self, spin_us: int) -> list[Completion]:
         """Without the GIL, poll until there is one or the time is over."""
@@ -54,17 +63,24 @@ class CompletionSource(Protocol):
 
 
 class EventSource:
-    """The channel's descriptor in the event loop: arm, poll again, sleep."""
+    """The channel's descriptor in the event loop: read events, poll, arm and poll again in one
+    crossing, then sleep. `spins`: whoever polls goes on polling for a while, so that only `park`
+    arms.
+    """
 
-    def __init__(self, turn: Turn, channel: NativeChannel, cq: NativeObject) -> None:
+    def __init__(
+        self, turn: Turn, channel: NativeChannel, cq: NativeObject, *, spins: bool = False
+    ) -> None:
         self._turn = turn
         self._channel = channel
         self._cq = cq
+        self._spins = spins
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake: Callable[[], None] = _nothing
         self._fd = -1
-        self._armed = False
-        self._unreadable: DeviceError | None = None
+        self._armed = False  # by the last call into the helper, or an event is on its way
+        self._looked = False  # just now, so that the next `poll` need not
+        self._found: list[Completion] = []  # at hand
         self.events = 0
 
     @property
@@ -76,33 +92,45 @@ class EventSource:
         loop.add_reader(self._fd, self._on_readable)
         wake()  # the first arming
 
-    def poll(self) -> list[Completion]:
-        return self._turn.poll(self._cq.native, BATCH)
+    def post(self, qp: int, receives: Sequence[bytes], sends: Sequence[bytes]) -> Posted:
+        channel, cq = self._channel.native, self._cq.native
+        posted = self._turn.post(qp, receives, sends, channel, cq, self._armed, self._room)
+        if posted.look is not None:
+            self._keep(posted.look)
+        return posted
 
-    def spin(self, spin_us: int) -> list[Completion]:
-        return self._turn.wait(self._cq.native, 0, spin_us, 0, BATCH)
-
-    def nap(self, spin_us: int, nap_us: int) -> list[Completion]:
-        channel = self._channel.native
-        found = self._turn.wait(self._cq.native, channel, spin_us, nap_us, BATCH)
-        self._armed = not found  # the helper leaves it armed only when it found nothing
+    def take(self) -> list[Completion]:
+        found, self._found = self._found, []
         return found
 
+    def poll(self) -> list[Completion]:
+        if not self._looked:
+            if self._spins:
+                self._found += self._turn.poll(self._cq.native, self._room)
+            else:
+                self._look()
+        self._looked = False
+        return self.take()
+
+    def spin(self, spin_us: int) -> list[Completion]:
+        return self.take() or self._turn.wait(self._cq.native, 0, spin_us, 0, BATCH)
+
+    def nap(self, spin_us: int, nap_us: int) -> list[Completion]:
+        if not self._found:
+            channel, cq = self._channel.native, self._cq.native
+            self._keep(self._told(self._turn.nap, channel, cq, spin_us, nap_us, self._armed))
+        return self.take()
+
     def park(self) -> bool:
-        if self._unreadable is not None:
-            raise self._unreadable
-        if self._armed:
-            return True
-        self._turn.arm(self._cq.native)
-        self._armed = True
-        # A completion that was there at arm time raises no event.
-        return False
+        if not (self._armed or self._found):
+            self._look()
+            self._looked = True
+        return self._armed and not self._found
 
     def look_for_event(self) -> bool:
-        self._armed = False
-        count = self._turn.drain_events(self._channel.native, self._cq.native)
-        self.events += count
-        return count > 0
+        before = self.events
+        self._look()
+        return self.events > before
 
     def stop(self) -> None:
         if self._loop is not None and self._fd >= 0 and not self._loop.is_closed():
@@ -115,11 +143,37 @@ class EventSource:
         self._channel.close()
 
     def _on_readable(self) -> None:
-        try:
-            self.look_for_event()
-        except DeviceError as error:
-            self._unreadable = error  # `park` says it, to somebody who can act
+        # What is wrong is met again by the poll, which somebody can act on.
+        with contextlib.suppress(DeviceError):
+            if self._spins:
+                self._armed = False
+                self.events += self._turn.drain_events(self._channel.native, self._cq.native)
+            else:
+                self.look_for_event()
+                self._looked = True
         self._wake()
+        self._looked = False
+
+    @property
+    def _room(self) -> int:
+        return max(0, BATCH - len(self._found))
+
+    def _look(self) -> None:
+        channel, cq = self._channel.native, self._cq.native
+        self._keep(self._told(self._turn.wake, channel, cq, self._armed, self._room))
+
+    def _told(self, ask: Callable[..., Look], *arguments: int) -> Look:
+        """Raises DeviceError; it is not known then whether the queue is armed."""
+        try:
+            return ask(*arguments)
+        except DeviceError:
+            self._armed = False
+            raise
+
+    def _keep(self, look: Look) -> None:
+        self._armed = look.armed
+        self.events += look.events
+        self._found += look.found
 
 
 class PollerSource:
@@ -158,6 +212,12 @@ class PollerSource:
             wake()
 
         loop.add_reader(self._poller.fd, on_readable)
+
+    def post(self, qp: int, receives: Sequence[bytes], sends: Sequence[bytes]) -> Posted:
+        return self._turn.post(qp, receives, sends)
+
+    def take(self) -> list[Completion]:
+        return []  # they are in the ring, or left of it
 
     def poll(self) -> list[Completion]:
         if self._poller is not None:
@@ -200,10 +260,17 @@ class PollerSource:
 
 
 def open_source(
-    turn: Turn, context: NativeContext, depth: int, *, polling: bool, cpus: Sequence[int] = ()
+    turn: Turn,
+    context: NativeContext,
+    depth: int,
+    *,
+    polling: bool,
+    spins: bool = False,
+    cpus: Sequence[int] = (),
 ) -> CompletionSource:
     """A completion queue of `depth` on a channel of its own; a thread that polls it stays on `cpus`
-    if there are any. Raises DeviceError, having closed what it made.
+    if there are any; `spins` is of one without a thread. Raises DeviceError, having closed what it
+    made.
     """
     channel = context.create_channel()
     try:
@@ -213,7 +280,7 @@ def open_source(
         raise
     if polling:
         return PollerSource(turn, channel, cq, depth, cpus)
-    return EventSource(turn, channel, cq)
+    return EventSource(turn, channel, cq, spins=spins)
 
 
 def _nothing() -> None:

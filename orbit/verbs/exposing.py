@@ -78,8 +78,8 @@ class LeaseGrants:
 
     async def end(self, *, transferred: bool) -> None:
         """DONE. Returns when every grant has ended. Raises Unquiesced."""
-        for member in {grant.member for grant in self._grants}:
-            member.poll()  # a receipt that has arrived counts
+        for lane in {g.member.queue_pair.lane for g in self._grants if not g.receipted}:
+            lane.poll()  # a receipt that has arrived counts
         for grant in self._grants:
             grant.feed(Done(transferred))
         await _all_done([grant.released for grant in self._grants])
@@ -136,8 +136,6 @@ def reserve(
     """
     if not parts:
         raise InternalError("a lease of no bytes has no grants")
-    for array in dict.fromkeys(array for array, _ in parts):
-        arrays.poll(session, array, direction)
     grants: list[SourceGrant] = []
     request_id = b""
     try:
@@ -145,8 +143,14 @@ def reserve(
             generation = next(generations)
             request_id = request_id or struct.pack(">QQ", lease_id, generation)
             part = GrantPart(request_id, generation, index, len(parts))
-            member = arrays.choose(session, array, direction)
-            grants.append(_reserve_piece(member, piece, part))
+            try:
+                grant = _reserve_piece(arrays.choose(session, array, direction), piece, part)
+            except PathUnavailable as error:
+                if error.reason is not PathReason.WINDOWS_BUSY:
+                    raise
+                arrays.poll(session, array, direction)  # receipts that have come make room
+                grant = _reserve_piece(arrays.choose(session, array, direction), piece, part)
+            grants.append(grant)
     except BaseException:
         for grant in grants:
             grant.member.forget(grant)

@@ -55,6 +55,8 @@ class Exposures:
         except PathUnavailable:
             if not lease.found_dead:
                 raise
+        for array in dict.fromkeys(array for array, _ in parts):
+            self._arrays.poll(session, array, direction)  # others may be dead as well
         return await self._publish(key, open_grants())
 
     async def retract(self, session: Session, lease_id: LeaseId, *, transferred: bool) -> None:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..errors import DeviceError, InternalError, OrbitError
+from ..transport.leaving import raise_later
 from .completion_source import BATCH, CompletionSource
 from .provider import NativeObject
 from .records import Completion
+from .turn import Posted
 
 logger = logging.getLogger("orbit.verbs")
 
@@ -111,17 +113,18 @@ class Lane:
         self._source = source
         self._spin_us = spin_us
         self._spins = spins
-        self._spin_until = 0.0  # by time.perf_counter
         self._loop: asyncio.AbstractEventLoop | None = None
         self._users: set[LaneUser] = set()
         self._closed = False
+        self._after_batch: list[Callable[[], None]] | None = None  # None: nothing is dispatched
         self.capacity = capacity
         self.charged = 0  # entries that are promised to queue pairs
         self.table = CompletionTable()
         self.failed: DeviceError | None = None
         self.quarantined = False  # its own end was refused
         self.completions = 0
-        self.found_at = 0.0  # when the completions that are being dispatched were found
+        # When the completions that are being dispatched were found, by time.perf_counter.
+        self.found_at = 0.0
         self.naps = 0
 
     @property
@@ -166,6 +169,22 @@ class Lane:
         self._loop = loop
         self._source.start(loop, self._run)
 
+    def post(self, qp: int, receives: Sequence[bytes], sends: Sequence[bytes]) -> Posted:
+        """Post to a queue pair of this lane, as `Turn.post`. What has completed by then is
+        dispatched by the next poll or nap, or from the loop.
+        """
+        posted = self._source.post(qp, receives, sends)
+        if posted.look is not None and posted.look.found and self._loop is not None:
+            self._loop.call_soon(self._take)
+        return posted
+
+    def after_batch(self, act: Callable[[], None]) -> bool:
+        """Call it when the completions that are being dispatched have been. False: none are."""
+        if self._after_batch is None:
+            return False
+        self._after_batch.append(act)
+        return True
+
     def poll(self) -> int:
         """Dispatch up to one batch; how many. A lane that has failed is polled all the same: what
         it still gives proves to a drain that the device is done.
@@ -180,6 +199,13 @@ class Lane:
         self._dispatch(found)
         return len(found)
 
+    def poll_before_failing(self) -> None:
+        """Take in what completed well before a queue pair is given up: it counts. Not from within a
+        handler: what the batch still has comes before what a poll finds.
+        """
+        if self._after_batch is None:
+            self.poll()
+
     def nap(self, done: Callable[[], bool], nap_us: int) -> None:
         """Sleep in the helper, without the GIL, until `done` or for about `nap_us`.
 
@@ -189,8 +215,10 @@ class Lane:
         """
         if self._loop is None or self._closed or self.failed is not None:
             return
+        self._take()
         if len(self.table) > _NAP_OUTSTANDING_MAX:
-            self.poll()
+            if not done():
+                self.poll()
             return
         found: list[Completion] = []
         left_us = nap_us
@@ -206,7 +234,7 @@ class Lane:
             self._dispatch(found)
             left_us = int((deadline - time.perf_counter()) * 1e6)
         if found:
-            self._take_event()
+            self._rest(len(found))
 
     def fail(self, error: DeviceError) -> None:
         """Nothing is promised of this queue any more: what uses it is told, and drains."""
@@ -228,10 +256,18 @@ class Lane:
         for user in tuple(self._users):
             user.fail(self.failed)
 
-    def _take_event(self) -> None:
-        """What was found had raised an event if the queue was armed: the loop needs no waking."""
+    def _take(self) -> None:
+        """Dispatch what is at hand."""
+        found = self._source.take()
+        if found and not self._closed:
+            self._dispatch(found)
+            self._rest(len(found))
+
+    def _rest(self, count: int) -> None:
+        """After a batch of that many, not of `_run`: go to sleep, or on."""
         try:
-            self._source.look_for_event()
+            if count < BATCH and not self._spins and self._source.park():
+                return
         except DeviceError as error:
             self.fail(error)
             return
@@ -245,7 +281,8 @@ class Lane:
                 return
             if found == BATCH:
                 continue  # there may be more; fewer means that the queue was empty
-            if self._spins and self._loop is not None and time.perf_counter() < self._spin_until:
+            spin_until = self.found_at + self._spin_us / 1e6
+            if self._spins and self._loop is not None and time.perf_counter() < spin_until:
                 self._loop.call_soon(self._spin)
                 return
             try:
@@ -274,7 +311,9 @@ class Lane:
             return
         self.completions += len(found)
         self.found_at = time.perf_counter()
-        self._spin_until = self.found_at + self._spin_us / 1e6
+        outermost = self._after_batch is None
+        if outermost:
+            self._after_batch = []
         for completion in found:
             handler = self.table.take(completion.wr_id, completion.qp_num)
             if handler is None:
@@ -283,3 +322,19 @@ class Lane:
                 handler(completion)
             except Exception:  # one handler's bug must not lose the others' completions
                 logger.exception("completion handler failed")
+            except BaseException as error:
+                raise_later(error)
+        if outermost:
+            self._end_batch()
+
+    def _end_batch(self) -> None:
+        """What follows may cause more that does."""
+        acts = self._after_batch or []
+        for act in acts:
+            try:
+                act()
+            except Exception:
+                logger.exception("what follows completions failed")
+            except BaseException as error:
+                raise_later(error)
+        self._after_batch = None

@@ -178,15 +178,15 @@ class LaneGroup:
         assert self._loop is not None
         config = self._config
         depth = config.cq_depth + MARKERS * (config.cq_depth // self._config.work_entries)
-        polling = config.progress == "polling"
+        polling, spins = config.progress == "polling", config.progress == "spin"
         source = open_source(
             self._turn,
             self._context,
             depth,
             polling=polling,
+            spins=spins,
             cpus=self._cpus() if polling else (),
         )
-        spins = config.progress == "spin"
         lane = Lane(source, config.cq_depth, config.effective_spin_us, spins=spins)
         try:
             lane.start(self._loop)

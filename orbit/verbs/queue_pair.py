@@ -242,12 +242,26 @@ class BulkQueuePair:
         self.posted_at = time.perf_counter()
         self._settle_post("post_send", self._turn.post_send(self.native, packed), wr_ids)
 
-    def post_recv(self, postings: Sequence[Posting]) -> None:
-        """As `post_send`, on the receive queue."""
-        self._check_room(len(postings), self.recv_free)
-        wr_ids = [self._expect(posting, receive=True) for posting in postings]
-        packed = [posting.pack(wr_id) for posting, wr_id in zip(postings, wr_ids, strict=True)]
-        self._settle_post("post_recv", self._turn.post_recv(self.native, packed), wr_ids)
+    def post_with_receives(self, receives: Sequence[Posting], sends: Sequence[Posting]) -> None:
+        """Post the receives, and then one chain, in one call. As `post_send`; no send work is
+        posted before all receives were taken.
+        """
+        self._check_room(len(receives), self.recv_free)
+        self._check_room(len(sends), self.send_free)
+        receive_ids = [self._expect(posting, receive=True) for posting in receives]
+        send_ids = [self._expect(posting, receive=False) for posting in sends]
+        self.posted_at = time.perf_counter()
+        posted = self._lane.post(
+            self.native,
+            [posting.pack(wr_id) for posting, wr_id in zip(receives, receive_ids, strict=True)],
+            [posting.pack(wr_id) for posting, wr_id in zip(sends, send_ids, strict=True)],
+        )
+        if posted.sends.errno:
+            self._lane.poll_before_failing()  # what others have received by now counts
+        if posted.receives.errno:
+            self._forget_rest(posted.sends, send_ids)
+        self._settle_post("post_recv", posted.receives, receive_ids)
+        self._settle_post("post_send", posted.sends, send_ids)
 
     def fail(self, cause: OrbitError) -> None:
         """No new work from now on. The first cause stays, and is told once."""
@@ -301,13 +315,17 @@ class BulkQueuePair:
     def _settle_post(self, verb: str, result: PostResult, wr_ids: Sequence[int]) -> None:
         if result.errno == 0:
             return
+        self._forget_rest(result, wr_ids)
+        error = DeviceError(f"queue pair {self.qp_num}", verb, result.errno)
+        self.fail(error)
+        raise error
+
+    def _forget_rest(self, result: PostResult, wr_ids: Sequence[int]) -> None:
+        """What was certainly not taken completes never."""
         if result.accepted is not None:
             for wr_id in wr_ids[result.accepted :]:
                 self._lane.table.forget(wr_id)
                 self._give_slot_back(wr_id)
-        error = DeviceError(f"queue pair {self.qp_num}", verb, result.errno)
-        self.fail(error)
-        raise error
 
     def _give_slot_back(self, wr_id: int) -> Posting:
         posting, receive = self._outstanding.pop(wr_id)

@@ -20,6 +20,7 @@ ACCESS_LOCAL_WRITE, ACCESS_REMOTE_WRITE, ACCESS_REMOTE_READ, ACCESS_MW_BIND = 1,
 SEND, SEND_WITH_INV, READ, WRITE, BIND_WINDOW, LOCAL_INV = range(6)
 SIGNALED, FENCE, INLINE = 1, 2, 4
 WINDOW_READ, WINDOW_WRITE = 1, 2
+_KEY_NOW = 1 << 32  # TURN_KEY_NOW
 # ibv_qp_state, the part that `modify` takes.
 STATE_RESET, STATE_INIT, STATE_RTR, STATE_RTS, STATE_ERR = 0, 1, 2, 3, 6
 STATE_NAMES = {0: "RESET", 1: "INIT", 2: "RTR", 3: "RTS", 6: "ERR"}
@@ -159,11 +160,14 @@ def pack_bind(
     key: int,
     access: int,
     flags: int = SIGNALED,
+    key_now: int | None = None,
 ) -> bytes:
-    """`window` and `region` are native addresses; `access` is WINDOW_READ or WINDOW_WRITE. On
-    success the new key must be written back with `set_window_key`, else the next bind of this
-    window fails."""
-    return WR.pack(wr_id, address, 0, window, region, length, 0, key, BIND_WINDOW, flags, access)
+    """`window` and `region` are native addresses; `access` is WINDOW_READ or WINDOW_WRITE.
+    `key_now`: what the window was bound or allocated with last. Without it, that is what its object
+    holds, and on success the new key must be written back with `set_window_key`, else the next bind
+    of this window fails."""
+    now = 0 if key_now is None else _KEY_NOW | key_now
+    return WR.pack(wr_id, address, now, window, region, length, 0, key, BIND_WINDOW, flags, access)
 
 
 def pack_local_inv(wr_id: int, key: int, flags: int = SIGNALED) -> bytes:

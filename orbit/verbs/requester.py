@@ -122,6 +122,7 @@ class Transfer:
         self.share: Share | None = None
         self._posted_at = 0.0
         self._arrived_at = 0.0
+        self._completed = 0  # pieces of this batch of completions that the machine has not heard of
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self._timer = DeadlineTimer(self._on_timer)
@@ -163,7 +164,10 @@ class Transfer:
             self.feed(Cancel(cause))
 
     def feed(self, event: RequesterInput) -> None:
-        self._carry_out(self._machine.step(event, self._loop.time()))
+        try:
+            self._count_completed()
+        finally:  # the caller's `progress` may raise
+            self._carry_out(self._machine.step(event, self._loop.time()))
 
     def posted(self, at: float) -> None:
         """Work requests of this transfer went out, the first of them at that time."""
@@ -183,7 +187,18 @@ class Transfer:
             return
         self._arrived_at = self.member.queue_pair.lane.found_at
         self.member.count_moved(nbytes)
-        self.feed(PiecesCompleted(1))
+        self._completed += 1
+        if self._completed > 1:
+            return
+        if not self.member.queue_pair.lane.after_batch(self._count_completed):
+            self._count_completed()
+
+    def _count_completed(self) -> None:
+        """Let the machine hear of them together, before anything else that comes."""
+        count, self._completed = self._completed, 0
+        if not count or self.ended:
+            return
+        self._carry_out(self._machine.step(PiecesCompleted(count), self._loop.time()))
         if self.progress is not None:
             self.progress(self._machine.planner.completed_bytes)
 
@@ -291,7 +306,7 @@ class RequesterMember:
         self._slot = slot
         self._on_lost = on_lost
         self._transfers: dict[int, Transfer] = {}
-        self._held: list[_Round] | None = None  # within `one_post`
+        self._held: list[_Round] | None = None  # of one chain that has not left
         self._idle = asyncio.Event()  # nothing that was accepted has not ended
         self._idle.set()
         self._ending: asyncio.Task[None] | None = None
@@ -365,13 +380,14 @@ class RequesterMember:
     @contextlib.contextmanager
     def one_post(self) -> Iterator[None]:
         """What transfers post within is one chain, which leaves at the end."""
-        held = self._held = []
+        if self._held is not None:  # as part of a chain that leaves later
+            yield
+            return
+        self._held = []
         try:
             yield
         finally:
-            self._held = None
-            if held:
-                self._post(held)
+            self._post_held()
 
     def post(self, transfer: Transfer, pieces: tuple[Piece, ...], *, receipt: bool) -> None:
         try:
@@ -382,10 +398,12 @@ class RequesterMember:
             transfer.post_failed(error)
             return
         round_ = _Round(transfer, postings, len(pieces), receipt)
-        if self._held is None:
-            self._post([round_])
-        else:
+        if self._held is not None:
             self._held.append(round_)
+        elif self.queue_pair.lane.after_batch(self._post_held):
+            self._held = [round_]  # what other completions cause leaves with it
+        else:
+            self._post([round_])
 
     def release(self, transfer: Transfer) -> None:
         """The transfer has ended."""
@@ -448,6 +466,11 @@ class RequesterMember:
             transfer.receipt_completed(completion)
 
         return Posting("receipt", pack, completed)
+
+    def _post_held(self) -> None:
+        held, self._held = self._held, None
+        if held:
+            self._post(held)
 
     def _post(self, rounds: Sequence[_Round]) -> None:
         try:

@@ -39,7 +39,6 @@ from ..protocol.grants import (
     QueuePairFailed,
     Receipt,
     ReceivePosted,
-    ReceiveRefused,
     RecycleWindow,
     ReleaseMemory,
     Retain,
@@ -141,7 +140,7 @@ class SourceGrant:
             case PostBind():
                 self.member.post_bind(self)
             case PostReceive():
-                self.member.post_receive(self)
+                self.feed(ReceivePosted())  # it went before the bind, in the same post
             case Publish():
                 settle(self.published)
             case FailExposure(reason, cause):
@@ -184,7 +183,7 @@ class SourceMember:
         self._windows: WindowPool = self.domain.windows.pool()
         self._receives: BlockPlaces | None = None
         self._reserved = 0  # grants whose bind is not posted yet
-        self.found_dead = False  # a bind met a queue pair that had died, and nobody had noticed
+        self.found_dead = False  # it had died, and a post was the first to notice
         self._chain: list[tuple[SourceGrant, Posting]] = []  # binds that are posted next
         self._slot = slot
         self._context = context
@@ -240,17 +239,20 @@ class SourceMember:
         return grant
 
     def bind(self, grants: Sequence[SourceGrant]) -> None:
-        """Begin grants that were reserved here. All of their binds are one post."""
+        """Begin grants that were reserved here. Receives for all of their receipts, and then all of
+        their binds, are one post.
+        """
         for grant in grants:
             self._reserved -= 1
             self._context.counters.grants += 1
             grant.feed(Bind())
         chain, self._chain = self._chain, []
+        receives = [self._receive(grant) for grant, _ in chain]
         now = time.perf_counter()
         for grant, _ in chain:
             grant.bind_posted_at = now
         try:
-            self.queue_pair.post_send([posting for _, posting in chain])
+            self.queue_pair.post_with_receives(receives, [posting for _, posting in chain])
         except (BusyError, ClosedError) as error:
             for grant, _ in chain:
                 grant.feed(BindRefused(str(error)))
@@ -258,6 +260,8 @@ class SourceMember:
             for grant, _ in chain:
                 grant.feed(BindFailed(str(error)))
         else:
+            for grant, _ in chain:
+                grant.receive = None
             self._context.counters.binds += len(chain)
 
     def forget(self, grant: SourceGrant) -> None:
@@ -265,10 +269,6 @@ class SourceMember:
         self._reserved -= 1
         self.recycle_window(grant)
         self.remove(grant)
-
-    def poll(self) -> None:
-        """Take in what has completed already."""
-        self.queue_pair.lane.poll()
 
     def abort(self, cause: OrbitError) -> None:
         """Kill the queue pair: every grant on it ends, by proof or retained. Idempotent."""
@@ -308,28 +308,27 @@ class SourceMember:
                 grant.record.length,
                 grant.record.key,
                 access,
+                key_now=grant.window.key_now,
             )
 
         def bound(completion: Completion) -> None:
             if completion.status == 0:
-                # The next bind of this window starts from the key that the object holds.
-                self.device.turn.set_window_key(grant.window.window.native, grant.record.key)
                 counters = self._context.counters
                 counters.binds_completed += 1
                 counters.bind_s += self.queue_pair.lane.found_at - grant.bind_posted_at
                 grant.feed(BindCompleted())
             else:
-                self.found_dead |= self.ready and completion.status == WR_FLUSH_ERR
+                self._note_dead(completion)
                 error = completion_error(completion, self.queue_pair.qp_num, "bind")
                 grant.feed(BindFailed(str(error)))
 
         self._chain.append((grant, Posting("bind", pack, bound)))
 
-    def post_receive(self, grant: SourceGrant) -> None:
-        if self._receives is None or grant.receive is None:
-            grant.feed(ReceiveRefused("no receive buffer is free"))
-            return
+    def _receive(self, grant: SourceGrant) -> Posting:
+        """For a receipt: of this grant, or of one that was bound with it or before."""
         places, offset = self._receives, grant.receive
+        if places is None or offset is None:
+            raise ClosedError(str(self))
         block = places.block
 
         def pack(wr_id: int) -> bytes:
@@ -341,18 +340,18 @@ class SourceMember:
             places.free.append(offset)
             if completion.status == 0:
                 self._receipt(completion, data)
+            else:
+                self._note_dead(completion)
 
-        try:
-            self.queue_pair.post_recv([Posting("receive", pack, received)])
-        except (BusyError, ClosedError, DeviceError) as error:
-            grant.feed(ReceiveRefused(str(error)))
-        else:
-            grant.receive = None
-            grant.feed(ReceivePosted())
+        return Posting("receive", pack, received)
+
+    def _note_dead(self, completion: Completion) -> None:
+        """A flush before anything else was heard: posted to a queue pair that had died."""
+        self.found_dead |= self.ready and completion.status == WR_FLUSH_ERR
 
     def recycle_window(self, grant: SourceGrant) -> None:
         self._by_key.pop(grant.record.key, None)
-        self._windows.give_back(grant.window)
+        self._windows.give_back(grant.window, bound=grant.receipted)
 
     def free_window(self, grant: SourceGrant) -> None:
         self._by_key.pop(grant.record.key, None)

@@ -126,8 +126,8 @@ class SourceArray:
 
     def poll(self) -> None:
         """Look for receipts, which make room and end grants well."""
-        for member in list(self.members.values()):
-            member.poll()
+        for lane in {member.queue_pair.lane for member in self.members.values()}:
+            lane.poll()
 
     def abort(self, cause: OrbitError) -> None:
         """End its members."""
@@ -164,7 +164,7 @@ class SourceArrays:
         }
 
     def poll(self, session: Session, array_id: int, direction: Direction) -> None:
-        """Look for receipts, before a member is chosen."""
+        """Look for receipts, and for queue pairs that have failed."""
         array = self._arrays.get((session.attempt, array_id or DEFAULT_ARRAYS[direction]))
         if array is not None:
             array.poll()

@@ -2,9 +2,9 @@
 addresses.
 
 Owns the loading of the libraries and the rule which call keeps the GIL. It knows nothing of lanes,
-grants or what a work request is for; it neither retries nor waits except in `wait`, `modify`,
-`poller_stop` and `prefault`, which drop the GIL. After a fork every call of the child's copies
-raises ClosedError. The record builders of `records` are re-exported here.
+grants or what a work request is for; it neither retries nor waits except in `wait`, `nap`,
+`modify`, `poller_stop` and `prefault`, which drop the GIL. After a fork every call of the child's
+copies raises ClosedError. The record builders of `records` are re-exported here.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ from .records import (
     pack_write,
 )
 
-ABI = 3
+ABI = 4
 ACCEPTED_UNKNOWN = 0xFFFFFFFF
 POLL_MAX = 64  # completions per crossing; a fuller queue is met by the next call
+_ARMED = 1  # enum turn_state
 
 _CFunction = Callable[..., int]
 
@@ -76,10 +77,33 @@ class PostResult(NamedTuple):
     errno: int
 
 
+class Look(NamedTuple):
+    """What a call saw of a completion queue. Fewer completions than were asked for, and `armed`:
+    the next one raises an event. Neither: the next call says why.
+    """
+
+    found: list[Completion]
+    armed: bool
+    events: int  # read and acknowledged
+
+
+class Posted(NamedTuple):
+    """What `post` did. Refused receives keep the send requests from being posted. `look` is None
+    when nothing was looked for, or not everything was posted.
+    """
+
+    receives: PostResult
+    sends: PostResult
+    look: Look | None
+
+
 @dataclass(slots=True)
 class Crossings:
     """How often each call went into C: the benchmark reports crossings per operation."""
 
+    post: int = 0
+    wake: int = 0
+    nap: int = 0
     post_send: int = 0
     post_recv: int = 0
     post_shared_receive: int = 0
@@ -117,6 +141,9 @@ class _Scratch(threading.local):
     def __init__(self) -> None:
         self.accepted = ctypes.c_uint32()
         self.accepted_ref = ctypes.byref(self.accepted)
+        self.accepted_both = (ctypes.c_uint32 * 2)()  # enum turn_accepted
+        self.state = ctypes.c_uint32()
+        self.state_ref = ctypes.byref(self.state)
         self.completions = ctypes.create_string_buffer(POLL_MAX * WC.size)
         self.view = memoryview(self.completions).toreadonly()
 
@@ -165,9 +192,13 @@ _turns: weakref.WeakSet[Turn] = weakref.WeakSet()
 
 
 class Turn:
-    """One loaded library. Calls with the GIL held (`post_*`, `poll`, `arm`, `drain_events`,
-    `poller_drain`, window keys) never block; `wait`, `modify`, `poller_stop` and `prefault` drop
-    it. Addresses come from the provider's objects and must be alive."""
+    """One loaded library. Calls with the GIL held (`post`, `post_*`, `wake`, `poll`, `arm`,
+    `drain_events`, `poller_drain`, window keys) never block; `nap`, `wait`, `modify`, `poller_stop`
+    and `prefault` drop it. Addresses come from the provider's objects and must be alive.
+
+    `post`, `wake` and `nap` are what a completion loop needs, each in one crossing. They take
+    whether the queue is armed from the call before (False: not known), and say it to the next one.
+    """
 
     def __init__(self, library: Path, modify_fn: int = 0) -> None:
         try:
@@ -178,6 +209,10 @@ class Turn:
         _check_layout(held, library)
         u32, u64, pointer = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
         self._modify_fn = modify_fn
+        look = (u64, u64, pointer, u32, pointer)
+        lists = (u64, ctypes.c_char_p, u32, ctypes.c_char_p, u32)
+        self._post = _function(held, "turn_post", *lists, pointer, *look)
+        self._wake = _function(held, "turn_wake", *look)
         self._post_send = _function(held, "turn_post_send", u64, ctypes.c_char_p, u32, pointer)
         self._post_recv = _function(held, "turn_post_recv", u64, ctypes.c_char_p, u32, pointer)
         self._post_shared_receive = _function(
@@ -186,12 +221,72 @@ class Turn:
         self._poll = _function(held, "turn_poll", u64, pointer, u32)
         self._arm = _function(held, "turn_arm", u64)
         self._drain_events = _function(held, "turn_drain_events", u64, u64)
-        self._wait = _function(free, "turn_wait", u64, u64, u32, u32, pointer, u32)
+        self._wait = _function(free, "turn_wait", u64, u64, u32, u32, pointer, u32, pointer)
         self._poller_drain = _function(held, "turn_poller_drain", u64, pointer, u32)
         self._rare = _RareCalls(held, free)
         self._scratch = _Scratch()
         self.crossings = Crossings()
         _turns.add(self)
+
+    def post(
+        self,
+        qp: int,
+        receives: Sequence[bytes],
+        sends: Sequence[bytes],
+        channel: int = 0,
+        cq: int = 0,
+        armed: bool = False,
+        max_completions: int = 0,
+    ) -> Posted:
+        """Post packed receives and then, as one chain, send requests of one queue pair. With
+        `max_completions` (at most POLL_MAX) then as `wake`.
+        """
+        self.crossings.post += 1
+        scratch = self._scratch
+        scratch.state.value = armed
+        rc = self._post(
+            qp,
+            b"".join(receives),
+            len(receives),
+            b"".join(sends),
+            len(sends),
+            scratch.accepted_both,
+            channel,
+            cq,
+            scratch.completions,
+            min(max_completions, POLL_MAX),
+            scratch.state_ref,
+        )
+        if rc < 0:
+            return _partly_posted(rc, len(receives), *scratch.accepted_both)
+        look = _look(scratch, rc, "poll_cq") if max_completions else None
+        return Posted(PostResult(len(receives), 0), PostResult(len(sends), 0), look)
+
+    def wake(
+        self, channel: int, cq: int, armed: bool = False, max_completions: int = POLL_MAX
+    ) -> Look:
+        """Read and acknowledge the channel's events, poll, and where fewer than `max_completions`
+        (at most POLL_MAX) were found, arm the queue unless it is `armed`, and poll again. Raises
+        DeviceError only when there was no completion: what fails fails in the next call, too.
+        """
+        self.crossings.wake += 1
+        scratch = self._scratch
+        scratch.state.value = armed
+        wanted = min(max_completions, POLL_MAX)
+        count = self._wake(channel, cq, scratch.completions, wanted, scratch.state_ref)
+        return _look(scratch, count, "poll_cq")
+
+    def nap(self, channel: int, cq: int, spin_us: int, nap_us: int, armed: bool = False) -> Look:
+        """Without the GIL: poll for `spin_us`, then sleep on the channel for up to `nap_us`, until
+        there is a completion; then as `wake`. Nothing found: none in time, and the queue is armed.
+        """
+        self.crossings.nap += 1
+        scratch = self._scratch
+        scratch.state.value = armed
+        count = self._wait(
+            cq, channel, spin_us, nap_us, scratch.completions, POLL_MAX, scratch.state_ref
+        )
+        return _look(scratch, count, "wait")
 
     def post_send(self, qp: int, requests: Sequence[bytes]) -> PostResult:
         """Post packed requests as one chain, in order, in one crossing."""
@@ -253,9 +348,8 @@ class Turn:
         means none in time, and that the queue is armed."""
         self.crossings.wait += 1
         scratch = self._scratch
-        count = self._wait(
-            cq, channel, spin_us, nap_us, scratch.completions, min(max_completions, POLL_MAX)
-        )
+        wanted = min(max_completions, POLL_MAX)
+        count = self._wait(cq, channel, spin_us, nap_us, scratch.completions, wanted, None)
         return _completions(scratch, count, "wait") if count else []
 
     def channel_fd(self, channel: int) -> int:
@@ -302,8 +396,8 @@ class Turn:
         self._rare.poller_free(poller)
 
     def set_window_key(self, window: int, key: int) -> None:
-        """Write the key of a finished bind back into the window object; the next bind starts from
-        it."""
+        """Write the key of a finished bind back into the window object: a bind that does not say
+        what the window has starts from it."""
         self.crossings.window_key += 1
         self._rare.set_window_key(window, key)
 
@@ -330,6 +424,7 @@ class Turn:
     def forget_in_child(self) -> None:
         """The parent's objects are not this process's: make every call raise."""
         gone = _ForkedAway()
+        self._post = self._wake = gone
         self._post_send = self._post_recv = self._post_shared_receive = gone
         self._poll = self._arm = self._drain_events = self._wait = self._poller_drain = gone
         self._rare.replace_all(gone)
@@ -365,6 +460,18 @@ def _check_layout(library: ctypes.CDLL, path: Path) -> None:
 
 def _refused(rc: int, accepted: int) -> PostResult:
     return PostResult(None if accepted == ACCEPTED_UNKNOWN else accepted, -rc)
+
+
+def _partly_posted(rc: int, receives: int, accepted: int, accepted_sends: int) -> Posted:
+    if accepted == receives:
+        return Posted(PostResult(receives, 0), _refused(rc, accepted_sends), None)
+    return Posted(_refused(rc, accepted), PostResult(0, -rc), None)
+
+
+def _look(scratch: _Scratch, count: int, verb: str) -> Look:
+    found = _completions(scratch, count, verb) if count else []
+    state = scratch.state.value
+    return Look(found, bool(state & _ARMED), state >> 1)
 
 
 def _completions(scratch: _Scratch, count: int, verb: str) -> list[Completion]:
@@ -405,7 +512,9 @@ __all__ = [
     "WRITE",
     "Completion",
     "Crossings",
+    "Look",
     "PostResult",
+    "Posted",
     "QueuePairAttributes",
     "Turn",
     "library_path",

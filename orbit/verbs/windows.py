@@ -141,10 +141,13 @@ class DomainWindows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FreshWindow:
-    """A window that is not bound, and the key for its next bind."""
+    """A window that is not bound, and the key for its next bind. `key_now`: of its last bind, or of
+    its allocation.
+    """
 
     window: NativeWindow
     key: RemoteKey
+    key_now: int
 
 
 class WindowPool:
@@ -177,7 +180,7 @@ class WindowPool:
             window, last_key = self._free.pop()
             key = self._history.next_key(last_key)
             if key is not None:
-                return self._hand_out(window, key)
+                return self._hand_out(window, key, last_key)
             self._discard(window, last_key)
         while True:
             window = self._allocate()
@@ -187,13 +190,13 @@ class WindowPool:
                 raise _no_keys()
             key = self._history.next_key(window.key)
             if key is not None:
-                return self._hand_out(window, key)
+                return self._hand_out(window, key, window.key)
             self._parked.park(window)
 
-    def give_back(self, fresh: FreshWindow) -> None:
-        """The window was invalidated by its receipt, or its bind never took effect."""
+    def give_back(self, fresh: FreshWindow, *, bound: bool = True) -> None:
+        """The window was invalidated by its receipt; or its bind never took effect."""
         if self._taken.pop(id(fresh.window), None) is not None and not self._closed:
-            self._free.append((fresh.window, fresh.key))
+            self._free.append((fresh.window, fresh.key if bound else fresh.key_now))
 
     def free(self, fresh: FreshWindow) -> None:
         """Deallocate one taken window, which revokes its key if it is bound. Only after its queue
@@ -217,8 +220,8 @@ class WindowPool:
         for fresh in list(self._taken.values()):
             self.free(fresh)
 
-    def _hand_out(self, window: NativeWindow, key: RemoteKey) -> FreshWindow:
-        fresh = self._taken[id(window)] = FreshWindow(window, key)
+    def _hand_out(self, window: NativeWindow, key: RemoteKey, key_now: int) -> FreshWindow:
+        fresh = self._taken[id(window)] = FreshWindow(window, key, key_now)
         return fresh
 
     def _allocate(self) -> NativeWindow:

@@ -50,7 +50,7 @@ CROSSING_COLUMNS = (
     "of it posts",
     "per queue pair",
 )
-POSTS = ("post_send", "post_recv")
+POSTS = ("post", "post_send", "post_recv")
 
 
 @dataclass(frozen=True)

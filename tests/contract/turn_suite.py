@@ -24,8 +24,10 @@ from orbit.verbs.turn import (
     WINDOW_READ,
     WINDOW_WRITE,
     QueuePairAttributes,
+    pack_bind,
     pack_local_inv,
     pack_read,
+    pack_recv,
     pack_send,
     pack_send_with_inv,
 )
@@ -99,6 +101,31 @@ class TurnContract:
         assert new != old
         assert rig.read(new, 0, 64).status == status.SUCCESS
         assert rig.read(old, 0, 64).status == status.REM_ACCESS_ERR
+
+    def test_a_bind_may_say_what_the_window_has(self, rig: Rig) -> None:
+        """Then nobody has to write its key back."""
+        b, window = rig.b, rig.b.window()
+        now = window.key
+        for _ in range(3):
+            key = now >> 8 << 8 | (now + 1) & 0xFF
+            address = b.address
+            b.post(
+                pack_bind(
+                    b.next_id(),
+                    window.native,
+                    b.region.native,
+                    address,
+                    4096,
+                    key,
+                    WINDOW_READ,
+                    key_now=now,
+                )
+            )
+            assert b.done().status == status.SUCCESS
+            assert rig.read(key, 0, 64).status == status.SUCCESS
+            b.post(pack_local_inv(5, key))
+            assert b.done().status == status.SUCCESS
+            now = key
 
     def test_freeing_a_bound_window_revokes_it(self, rig: Rig) -> None:
         window = rig.b.domain.allocate_window()
@@ -348,6 +375,79 @@ class QueueContract:
         assert readable(a.channel.fd, PATIENCE_S)
         a.turn.drain_events(a.channel.native, a.cq.native)
         assert a.done().wr_id == 9
+
+    def test_one_call_polls_and_arms(self, rig: Rig) -> None:
+        a = rig.a
+        queue = (a.channel.native, a.cq.native)
+        assert a.turn.wake(*queue) == ([], True, 0)
+        a.post(pack_read(9, a.address, a.region.lkey, 0, rig.b.address, 0))
+        assert readable(a.channel.fd, PATIENCE_S)
+        found, armed, events = a.turn.wake(*queue, True)
+        assert ([done.wr_id for done in found], armed, events) == ([9], True, 1)
+        assert not readable(a.channel.fd, 0)
+        a.post(pack_read(10, a.address, a.region.lkey, 0, rig.b.address, 0))
+        assert readable(a.channel.fd, PATIENCE_S)  # it was armed again
+        assert a.done().wr_id == 10
+
+    def test_a_full_batch_leaves_the_rest_to_the_next_call(self, rig: Rig) -> None:
+        a = rig.a
+        queue = (a.channel.native, a.cq.native)
+        assert a.turn.wake(*queue) == ([], True, 0)
+        a.post(*(pack_read(i, a.address, a.region.lkey, 0, rig.b.address, 0) for i in range(5)))
+        found: list[int] = []
+        armed = True
+        while len(found) < 5:
+            assert not armed or readable(a.channel.fd, PATIENCE_S)
+            look = a.turn.wake(*queue, armed, 2)
+            found += [done.wr_id for done in look.found]
+            assert len(look.found) <= 2
+            armed = look.armed
+        assert found == [0, 1, 2, 3, 4]
+        assert a.turn.wake(*queue, armed)[:2] == ([], True)
+
+    def test_an_event_whose_completion_was_polled(self, rig: Rig) -> None:
+        a = rig.a
+        queue = (a.channel.native, a.cq.native)
+        a.turn.arm(a.cq.native)
+        a.post(pack_read(9, a.address, a.region.lkey, 0, rig.b.address, 0))
+        assert readable(a.channel.fd, PATIENCE_S)
+        assert [done.wr_id for done in a.turn.poll(a.cq.native)] == [9]
+        assert a.turn.wake(*queue, True) == ([], True, 1)
+        assert a.turn.wake(*queue, True) == ([], True, 0)
+
+    def test_a_nap_ends_with_the_queue_armed(self, rig: Rig) -> None:
+        a = rig.a
+        queue = (a.channel.native, a.cq.native)
+        armed = True
+        for number in range(3):
+            a.post(pack_read(number, a.address, a.region.lkey, 0, rig.b.address, 0))
+            found, armed, _ = a.turn.nap(*queue, 0, int(PATIENCE_S * 1e6), number > 0 and armed)
+            assert ([done.wr_id for done in found], armed) == ([number], True)
+        assert a.turn.nap(*queue, 10, 2000, armed).found == []
+
+    def test_receives_and_sends_of_one_call(self, rig: Rig) -> None:
+        """The receives are there first: what the request causes finds them."""
+        a, b = rig.a, rig.b
+        receive = pack_recv(1000, b.receive_address(), 256, b.region.lkey)
+        bare = pack_read(1, b.address, b.region.lkey, 0, a.address, 0)
+        posted = b.turn.post(b.qp.native, [receive], [bare])
+        assert posted == ((1, 0), (1, 0), None)
+        assert b.done().wr_id == 1
+        a.post(pack_send(2, a.address, a.region.lkey, 8))
+        assert (a.done().wr_id, b.done().wr_id) == (2, 1000)
+
+    def test_refused_receives_keep_the_sends_back(self, rig: Rig) -> None:
+        b = rig.b
+        many = [pack_recv(1000 + i, b.address, 8, b.region.lkey) for i in range(2000)]
+        send = pack_read(1, b.address, b.region.lkey, 0, rig.a.address, 0)
+        receives, sends, look = b.turn.post(
+            b.qp.native, many, [send], b.channel.native, b.cq.native, False, 8
+        )
+        assert receives.errno == errno.ENOMEM
+        assert receives.accepted is not None
+        assert DEPTH <= receives.accepted < 2000
+        assert (sends, look) == ((0, errno.ENOMEM), None)
+        b.no_completion()
 
     def test_crossings_are_counted(self, rig: Rig) -> None:
         before = rig.a.turn.crossings.post_send

@@ -39,10 +39,14 @@ class End:
 
 @contextlib.asynccontextmanager
 async def two_engines(
-    config: EngineConfig = CONFIG, source: EngineConfig = CONFIG, *, rxe: bool = False
+    config: EngineConfig = CONFIG,
+    source: EngineConfig = CONFIG,
+    *,
+    rxe: bool = False,
+    rails: int = 2,
 ) -> AsyncIterator[tuple[End, End]]:
     before = LOCKS.held
-    async with two_hosts(rdma=QUICK, rxe=rxe, rails=2) as (_, owner, consumer):
+    async with two_hosts(rdma=QUICK, rxe=rxe, rails=rails) as (_, owner, consumer):
         ends = []
         for number, (host, made) in enumerate(((owner, source), (consumer, config))):
             engine = EngineCore(made, host.node.rendezvous.parts())

@@ -11,8 +11,10 @@ out the effects.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 
 from ...errors import InternalError
 from ..transitions import Table, TableMachine
@@ -348,16 +350,18 @@ class GrantRequester(TableMachine[RequesterState, RequesterInput, RequesterEffec
         return Post(pieces, receipt)
 
     def _entered(self, now: float) -> None:
-        waits = {
-            _R.MOVING: self._timeouts.progress_s,
-            _R.CLOSING: self._timeouts.progress_s,
-            _R.SETTLING: self._timeouts.receipt_s,
-            _R.STOPPING: self._timeouts.cancel_s,
-            _R.RETURNING: self._timeouts.cancel_s,
-            _R.KILLING: self._timeouts.drain_s,
-        }
-        wait = waits.get(self.state)
-        self.deadline = None if wait is None else now + wait
+        wait = _WAITS.get(self.state)
+        self.deadline = None if wait is None else now + wait(self._timeouts)
+
+
+_WAITS: dict[RequesterState, Callable[[GrantTimeouts], float]] = {
+    _R.MOVING: attrgetter("progress_s"),
+    _R.CLOSING: attrgetter("progress_s"),
+    _R.SETTLING: attrgetter("receipt_s"),
+    _R.STOPPING: attrgetter("cancel_s"),
+    _R.RETURNING: attrgetter("cancel_s"),
+    _R.KILLING: attrgetter("drain_s"),
+}
 
 
 def _cause(state: RequesterState, event: RequesterInput) -> str:

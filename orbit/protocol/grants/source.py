@@ -11,8 +11,10 @@ proves that the bytes are in place, since it follows them on their queue pair.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 
 from ...model import PathReason
 from ..transitions import Table, TableMachine
@@ -358,17 +360,17 @@ class GrantSource(TableMachine[SourceState, SourceInput, SourceEffect]):
         return _S.ABORTING, effects
 
     def _entered(self, now: float) -> None:
-        waits = {
-            _S.BINDING: self._timeouts.bind_s,
-            _S.BOUND: self._timeouts.bind_s,
-            _S.AWAITING_RECEIPT: self._timeouts.receipt_s,
-            _S.ABORTING: self._timeouts.drain_s,
-            _S.FREEING: self._timeouts.drain_s,
-        }
-        wait = waits.get(self.state)
-        self.deadline = None if wait is None else now + wait
+        wait = _WAITS.get(self.state)
+        self.deadline = None if wait is None else now + wait(self._timeouts)
 
 
+_WAITS: dict[SourceState, Callable[[GrantTimeouts], float]] = {
+    _S.BINDING: attrgetter("bind_s"),
+    _S.BOUND: attrgetter("bind_s"),
+    _S.AWAITING_RECEIPT: attrgetter("receipt_s"),
+    _S.ABORTING: attrgetter("drain_s"),
+    _S.FREEING: attrgetter("drain_s"),
+}
 _LIVE = frozenset({_S.BINDING, _S.BOUND, _S.PUBLISHED, _S.AWAITING_RECEIPT})
 
 

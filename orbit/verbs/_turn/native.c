@@ -8,13 +8,11 @@
 
 #include <errno.h>
 #include <infiniband/verbs.h>
-#include <poll.h>
 #include <stdbool.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
-enum { SEND_CHUNK = 32, RECV_CHUNK = 64, POLL_CHUNK = 32, SPINS_PER_CLOCK = 16 };
+enum { SEND_CHUNK = 32, RECV_CHUNK = 64, POLL_CHUNK = 32 };
 
 /* rdma_rxe reports a receive with invalidate by the kernel's flag value (0x4) instead of IBV_WC_WITH_INV (0x8). 0x4 is
  * IBV_WC_IP_CSUM_OK, which RC receives never carry. See orbit/verbs/quirks.py. */
@@ -77,6 +75,8 @@ static int translate(struct ibv_send_wr *to, struct ibv_sge *sge, const struct t
     case TURN_BIND_WINDOW:
         if (!from->window || !from->region)
             return -EINVAL;
+        if (from->remote_addr & TURN_KEY_NOW)
+            turn_set_window_key(from->window, (uint32_t)from->remote_addr);
         to->opcode = IBV_WR_BIND_MW;
         to->bind_mw.mw = object(from->window);
         to->bind_mw.rkey = from->rkey;
@@ -269,63 +269,9 @@ int turn_drain_events(uint64_t channel, uint64_t cq)
     }
 }
 
-static uint64_t now_us(void)
+void turn_before_sleep(uint64_t channel)
 {
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
-}
-
-int turn_wait(uint64_t cq, uint64_t channel, uint32_t spin_us, uint32_t nap_us, struct turn_wc *out, uint32_t max)
-{
-    struct ibv_comp_channel *on = object(channel);
-    uint64_t end;
-    int got = turn_poll(cq, out, max);
-
-    if (got)
-        return got;
-    if (spin_us) {
-        end = now_us() + spin_us;
-        do {
-            for (int i = 0; i < SPINS_PER_CLOCK; i++) {
-                got = turn_poll(cq, out, max);
-                if (got)
-                    return got;
-            }
-        } while (now_us() < end);
-    }
-    if (!channel)
-        return 0;
-    end = now_us() + nap_us;
-    for (;;) {
-        struct pollfd ready = {.fd = on->fd, .events = POLLIN};
-        struct timespec left;
-        uint64_t now;
-
-        /* A completion that came before the arm raises no event, so poll after it. */
-        got = turn_arm(cq);
-        if (!got)
-            got = turn_poll(cq, out, max);
-        if (got)
-            return got;
-        now = now_us();
-        if (now >= end)
-            return 0;
-        left.tv_sec = (time_t)((end - now) / 1000000u);
-        left.tv_nsec = (long)((end - now) % 1000000u) * 1000;
-        got = ppoll(&ready, 1, &left, NULL);
-        if (got < 0 && errno != EINTR)
-            return -errno;
-        if (got > 0) {
-            got = turn_drain_events(channel, cq);
-            if (got < 0)
-                return got;
-        }
-        got = turn_poll(cq, out, max);
-        if (got)
-            return got;
-    }
+    (void)channel;
 }
 
 int turn_channel_fd(uint64_t channel)

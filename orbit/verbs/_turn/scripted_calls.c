@@ -3,13 +3,10 @@
 #include "scripted_state.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-enum { SPINS_PER_CLOCK = 16 };
 
 int turn_abi(void)
 {
@@ -46,6 +43,8 @@ static void take_send(struct qp *qp, const struct turn_wr *wr)
 
     memset(wqe, 0, offsetof(struct wqe, payload));
     wqe->wr = *wr;
+    if (wr->opcode == TURN_BIND_WINDOW && wr->remote_addr & TURN_KEY_NOW)
+        turn_set_window_key(wr->window, (uint32_t)wr->remote_addr);
     if (wr->flags & TURN_INLINE && wr->opcode != TURN_READ)
         memcpy(wqe->payload, (const void *)(uintptr_t)wr->local_addr, wr->length);
     fake_match_rules(qp->object.device, wr->opcode, wqe);
@@ -164,57 +163,15 @@ int turn_drain_events(uint64_t address, uint64_t cq)
     return (int)events;
 }
 
-static uint64_t now_us(void)
+void turn_before_sleep(uint64_t address)
 {
-    struct timespec t;
+    struct channel *channel = live(address, KIND_CHANNEL);
 
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
-}
-
-int turn_wait(uint64_t cq, uint64_t channel, uint32_t spin_us, uint32_t nap_us, struct turn_wc *out, uint32_t max)
-{
-    struct channel *on = live(channel, KIND_CHANNEL);
-    uint64_t end = now_us() + spin_us;
-    int got;
-
-    do {
-        for (int i = 0; i < SPINS_PER_CLOCK; i++) {
-            got = turn_poll(cq, out, max);
-            if (got)
-                return got;
-        }
-    } while (now_us() < end);
-    if (!on)
-        return 0;
-    end = now_us() + nap_us;
-    for (;;) {
-        struct pollfd ready = {.fd = on->fd, .events = POLLIN};
-        struct timespec left;
-        uint64_t now;
-
-        got = turn_arm(cq);
-        if (!got)
-            got = turn_poll(cq, out, max);
-        if (got)
-            return got;
-        now = now_us();
-        if (now >= end)
-            return 0;
-        fake_lock();
-        fake_step(on->object.device, FAKE_BEFORE_SLEEP);
-        fake_unlock();
-        left.tv_sec = (time_t)((end - now) / 1000000u);
-        left.tv_nsec = (long)((end - now) % 1000000u) * 1000;
-        got = ppoll(&ready, 1, &left, NULL);
-        if (got < 0 && errno != EINTR)
-            return -errno;
-        if (got > 0)
-            turn_drain_events(channel, cq);
-        got = turn_poll(cq, out, max);
-        if (got)
-            return got;
-    }
+    if (!channel)
+        return;
+    fake_lock();
+    fake_step(channel->object.device, FAKE_BEFORE_SLEEP);
+    fake_unlock();
 }
 
 int turn_channel_fd(uint64_t address)

@@ -14,25 +14,30 @@
 
 #include <stdint.h>
 
-#define TURN_ABI 3
+#define TURN_ABI 4
 
 enum turn_opcode {
     TURN_SEND = 0,
     TURN_SEND_WITH_INV = 1, /* rkey: the key to invalidate at the peer */
     TURN_READ = 2,
     TURN_WRITE = 3,
-    TURN_BIND_WINDOW = 4, /* rkey: the new key; window, region, local_addr, length, access */
+    TURN_BIND_WINDOW = 4, /* rkey: the new key; window, region, local_addr, length, access, perhaps remote_addr */
     TURN_LOCAL_INV = 5    /* rkey: the key to invalidate here */
 };
 
 enum turn_flags { TURN_SIGNALED = 1, TURN_FENCE = 2, TURN_INLINE = 4 };
 enum turn_access { TURN_REMOTE_READ = 1, TURN_REMOTE_WRITE = 2 };
+/* What a caller remembers of a completion queue: TURN_ARMED, or 0 when it is not armed or when that is not known. A call
+ * that takes `*state` returns it with the number of events that it read: state | events << 1. */
+enum turn_state { TURN_ARMED = 1 };
+enum turn_accepted { TURN_RECEIVES = 0, TURN_SENDS = 1 };
+#define TURN_KEY_NOW (UINT64_C(1) << 32)
 
 /* One send work request, 64 bytes. At most one local segment; length 0 has none. */
 struct turn_wr {
     uint64_t wr_id;
     uint64_t local_addr;  /* bind: start of the window */
-    uint64_t remote_addr; /* READ, WRITE */
+    uint64_t remote_addr; /* READ, WRITE; bind: TURN_KEY_NOW | the key that the window has, or 0: what its object holds */
     uint64_t window;      /* bind: the window object */
     uint64_t region;      /* bind: the parent registration */
     uint64_t length;      /* bytes; bind: window length */
@@ -108,19 +113,36 @@ int turn_poll(uint64_t cq, struct turn_wc *out, uint32_t max);
 int turn_arm(uint64_t cq);
 /* GIL. Read all events of the (non-blocking) channel and acknowledge them on their completion queues; how many. */
 int turn_drain_events(uint64_t channel, uint64_t cq);
-/* FREE. Poll for up to spin_us, then arm, poll again and sleep on the channel for up to nap_us. Stops as soon as there
- * is a completion; returns how many were polled (0: none in time, the queue is left armed), or -errno. Events that were
- * read are counted and acknowledged. */
-int turn_wait(uint64_t cq, uint64_t channel, uint32_t spin_us, uint32_t nap_us, struct turn_wc *out, uint32_t max);
 /* GIL. File descriptor of a channel. */
 int turn_channel_fd(uint64_t channel);
 /* GIL. File descriptor of a context's asynchronous events. */
 int turn_async_fd(uint64_t context);
-/* GIL. Write the key of a finished bind back into the window object; read it. */
+/* GIL. The key in the window object, from which its next bind starts unless that says TURN_KEY_NOW; write it, read it. */
 void turn_set_window_key(uint64_t window, uint32_t key);
 uint32_t turn_window_key(uint64_t window);
 /* FREE. modify_fn is ibv_modify_qp (native) or 0 (scripted). May block for a second towards an absent neighbour. */
 int turn_modify(uint64_t modify_fn, uint64_t qp, const struct turn_qp_attr *attr);
+
+/* ---- several steps in one crossing (wake.c, the same for both libraries) ----------------------------------------- */
+
+/* GIL. Read the channel's events, poll, and where fewer than `max` were found: arm the queue unless it is armed, and poll
+ * again. How many; -errno only when there were none: what keeps a call from arming meets the next one, too. After fewer
+ * than `max`, armed in *state means that the next completion raises an event. */
+int turn_wake(uint64_t channel, uint64_t cq, struct turn_wc *out, uint32_t max, uint32_t *state);
+/* FREE. Poll for up to spin_us, then arm, poll again and sleep on the channel for up to nap_us; no channel: no sleep.
+ * Stops as soon as there is a completion; returns how many were polled (0: none in time, the queue is left armed), or
+ * -errno. Events that were read are counted and acknowledged. With a `state` it ends as turn_wake does; without one (NULL)
+ * the queue counts as not armed, and what was found is all that is done. */
+int turn_wait(uint64_t cq, uint64_t channel, uint32_t spin_us, uint32_t nap_us, struct turn_wc *out, uint32_t max,
+              uint32_t *state);
+/* GIL. Post the receives and then, if all were taken, the send requests of one queue pair; accepted[] as turn_post_send
+ * says it, of the receives and of the send requests. -errno of the first one refused; else what turn_wake finds, 0 for
+ * its errors; `max` 0 leaves that out. */
+int turn_post(uint64_t qp, const struct turn_recv *recvs, uint32_t recv_count, const struct turn_wr *wrs,
+              uint32_t count, uint32_t *accepted, uint64_t channel, uint64_t cq, struct turn_wc *out, uint32_t max,
+              uint32_t *state);
+/* What a library gives to these calls: told before each sleep of turn_wait. */
+void turn_before_sleep(uint64_t channel);
 
 /* ---- a native thread that polls one completion queue (poller.c, the same for both libraries) ------------------ */
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ...errors import DeviceError, InternalError, OrbitError
+from ...transport.leaving import raise_later
 from ..completion_source import BATCH, CompletionSource
 from ..records import Completion
 from .backstop import Backstop, LaneCounters
@@ -222,6 +223,8 @@ class MessageLane:
                 end.on_send_completion(completion)
             except Exception as error:  # one link's bug must not lose the others' completions
                 _fail_by_bug(end, error)
+            except BaseException as error:
+                raise_later(error)
 
     def _on_receive(self, completion: Completion) -> None:
         slab = self._receives.take(completion.wr_id)
@@ -239,6 +242,8 @@ class MessageLane:
                     end.on_receive_error(completion)
             except Exception as error:
                 _fail_by_bug(end, error)
+            except BaseException as error:  # of a handler
+                raise_later(error)
         self._receives.recycle(slab)
 
     def _touch(self, end: LaneEnd) -> None:

@@ -191,7 +191,8 @@ class MessageRail:
         loop = asyncio.get_running_loop()
 
         def make(context: NativeContext) -> MessageLane:
-            source = open_source(device.turn, context, depth, polling=config.polling)
+            spins = config.effective_spin_us > 0
+            source = open_source(device.turn, context, depth, polling=config.polling, spins=spins)
             return MessageLane(source, receives, config, loop)
 
         lane = device.messaging.open_lane(make)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from orbit.verbs.lane import CompletionTable, Lane
 from orbit.verbs.provider import NativeObject, QueuePairCaps
 from orbit.verbs.records import Completion, QueuePairAttributes, pack_send
 from orbit.verbs.scripted import ScriptedContext, ScriptedFabric, ScriptedProvider
+from orbit.verbs.turn import Posted
 
 
 def completion(wr_id: int) -> Completion:
@@ -204,6 +205,12 @@ class FakeSource:
     def start(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
         self.wake = wake
 
+    def post(self, qp: int, receives: Sequence[bytes], sends: Sequence[bytes]) -> Posted:
+        raise AssertionError("nothing is posted here")
+
+    def take(self) -> list[Completion]:
+        return []
+
     def poll(self) -> list[Completion]:
         batch = self.batches.pop(0) if self.batches else []
         if isinstance(batch, DeviceError):
@@ -372,10 +379,10 @@ def test_a_channel_that_cannot_be_read_fails_the_lane(monkeypatch: pytest.Monkey
         qp.modify(QueuePairAttributes(state=6))
         lane.start(asyncio.get_running_loop())
 
-        def unreadable(channel: int, cq: int) -> int:
+        def unreadable(*_: int) -> None:
             raise BROKEN
 
-        monkeypatch.setattr(fabric.turn, "drain_events", unreadable)
+        monkeypatch.setattr(fabric.turn, "wake", unreadable)
         fabric.turn.post_send(qp.native, [pack_send(1, 0, 0, 0)])
         await until(lambda: lane.failed is not None)
         assert lane.failed is BROKEN

@@ -171,7 +171,7 @@ def test_outstanding_work_of_all_devices_is_counted() -> None:
         async with open_bench() as bench, open_host(CONFIG) as other:
             bench.fake.hold(ANY_OPCODE)
             bench.requester.post_send([bench.read() for _ in range(3)])
-            bench.source.post_recv([bench.receive() for _ in range(2)])
+            bench.source.post_with_receives([bench.receive() for _ in range(2)], [])
             idle = other.add()
             found = total([bench.device.lanes, other.device.lanes])
             assert found == LaneStatistics(

@@ -24,6 +24,7 @@ from orbit.verbs.rdma_path import RdmaPath
 from orbit.verbs.records import Completion
 from orbit.verbs.scripted_fabric import RECEIVE
 from orbit.verbs.status import WR_FLUSH_ERR
+from orbit.verbs.turn import Look, Posted
 from tests.contract.rdma_pairs import QUICK, Get, Put, ScriptedPair, array_of, counts, rdma_pair
 
 ROUNDS = 3000 if os.environ.get("ORBIT_SOAK") == "1" else 300
@@ -49,13 +50,18 @@ class Mangled:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._turn, name)
 
-    def poll(self, cq: int, max_completions: int = 64) -> list[Completion]:
-        return self._mangled(self._turn.poll(cq, max_completions))
+    def wake(self, *arguments: int) -> Look:
+        return self._looked(self._turn.wake(*arguments))
 
-    def wait(
-        self, cq: int, channel: int, spin_us: int, nap_us: int, max_completions: int = 64
-    ) -> list[Completion]:
-        return self._mangled(self._turn.wait(cq, channel, spin_us, nap_us, max_completions))
+    def nap(self, *arguments: int) -> Look:
+        return self._looked(self._turn.nap(*arguments))
+
+    def post(self, *arguments: Any) -> Posted:
+        posted = self._turn.post(*arguments)
+        return posted if posted.look is None else posted._replace(look=self._looked(posted.look))
+
+    def _looked(self, look: Look) -> Look:
+        return look._replace(found=self._mangled(look.found))
 
     def _mangled(self, found: list[Completion]) -> list[Completion]:
         self.flushes += [c for c in found if c.status == WR_FLUSH_ERR]
@@ -221,15 +227,15 @@ def snapshot(pair: ScriptedPair) -> dict[str, object]:
 
 
 def test_a_receive_that_is_refused_loses_no_other_completion() -> None:
-    """Several binds complete in one poll; the receive of one of them cannot be posted."""
+    """Binds are on their way; the receive of a further one cannot be posted."""
 
     async def scenario(pair: ScriptedPair) -> None:
         pair.a.hold(records.BIND_WINDOW)
+        pair.a.refuse_post(RECEIVE, 12, skip=2)
         gets = [Get(pair, 1000, lease) for lease in range(1, 5)]
         exposing = [asyncio.ensure_future(get.expose()) for get in gets]
         await asyncio.sleep(0.02)
         pair.a.clear_rules()
-        pair.a.refuse_post(RECEIVE, 12, skip=1)
         pair.a.release()
         results = await asyncio.gather(*exposing, return_exceptions=True)
         assert any(isinstance(result, PathUnavailable) for result in results)

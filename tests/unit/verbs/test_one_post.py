@@ -13,7 +13,7 @@ from orbit.testing.path_rail_cases import RunTransfer, connect_all
 from orbit.testing.waiting import until
 from orbit.verbs import records
 from orbit.verbs.turn import PostResult
-from tests.contract.rdma_pairs import ScriptedPair, counts, rdma_pair
+from tests.contract.rdma_pairs import Get, ScriptedPair, counts, rdma_pair
 
 MIB = 1 << 20
 Scenario = Callable[[ScriptedPair], Awaitable[None]]
@@ -69,6 +69,46 @@ def test_what_has_no_room_waits_for_a_later_post() -> None:
         assert len(posts) > 2
         await transfer.finish()
         transfer.free()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_what_completions_of_one_batch_cause_is_one_post(direction: Direction) -> None:
+    async def scenario(pair: ScriptedPair) -> None:
+        (first, _) = await connect_all(pair, direction)
+        opcode = records.READ if direction is Direction.READ else records.WRITE
+        transfer = RunTransfer(pair, [(first, 6 * MIB)], direction=direction)
+        exposure = await transfer.expose()
+        posts = watch(pair)
+        pair.b.hold(opcode, count=3)  # that many pieces are in flight
+        moving = asyncio.ensure_future(transfer.move(exposure))
+        await until(lambda: len(posts) == 1)
+        pair.b.release()
+        await moving
+        assert posts == [3, 4]  # the last round has the receipt
+        await transfer.finish()
+        transfer.free()
+
+    run(scenario)
+
+
+def test_a_progress_that_raises_costs_the_transfer_nothing() -> None:
+    async def scenario(pair: ScriptedPair) -> None:
+        await pair.consumer.prepare(pair.consumer_session, Direction.READ)
+
+        def progress(nbytes: int) -> None:
+            raise RuntimeError("a bug of the caller")
+
+        get = Get(pair, 6 * MIB)
+        exposure = await get.expose()
+        session = pair.consumer_session
+        await pair.consumer.pull(session, exposure, get.lease, get.target, progress)
+        assert get.buffer == get.payload
+        await get.retract()
+        members = [m for a in pair.consumer._requests.arrays for m in a._members.values()]
+        await until(lambda: not any(member.load for member in members))
+        assert counts(pair.owner)["aborts"] == counts(pair.consumer)["aborts"] == 0
 
     run(scenario)
 

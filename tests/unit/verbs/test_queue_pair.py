@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from orbit.errors import BusyError, ClosedError, DeviceError, OrbitError, Unquiesced
+from orbit.testing.waiting import until
 from orbit.verbs import records
 from orbit.verbs.device import DeviceContext
 from orbit.verbs.offload import Offload
@@ -16,7 +17,7 @@ from orbit.verbs.scripted import ScriptedFabric, ScriptedProvider
 from orbit.verbs.scripted_fabric import ANY_OPCODE, RECEIVE
 from orbit.verbs.settings import RdmaPathConfig
 from tests.contract.rdma_pairs import rail_of
-from tests.unit.verbs.queue_pair_bench import CAUSE, connect, open_bench
+from tests.unit.verbs.queue_pair_bench import CAUSE, CONFIG, connect, open_bench
 
 
 def test_nothing_outstanding_is_drained_at_once() -> None:
@@ -36,7 +37,7 @@ def test_outstanding_work_comes_back_flushed(rxe: bool) -> None:
     async def scenario() -> None:
         async with open_bench(rxe=rxe) as bench:
             bench.fake.delay_payload(records.READ)
-            bench.requester.post_recv([bench.receive(), bench.receive()])
+            bench.requester.post_with_receives([bench.receive(), bench.receive()], [])
             bench.requester.post_send([bench.read() for _ in range(3)])
             await asyncio.gather(*(bench.requester.drain(CAUSE) for _ in range(3)))
             assert len(bench.completions) == 5
@@ -125,7 +126,7 @@ def test_a_refused_receive_is_settled_as_a_refused_send_is(known: bool) -> None:
         async with open_bench() as bench:
             bench.fake.refuse_post(RECEIVE, 12, known=known, skip=1)
             with pytest.raises(DeviceError) as caught:
-                bench.requester.post_recv([bench.receive() for _ in range(3)])
+                bench.requester.post_with_receives([bench.receive() for _ in range(3)], [])
             assert caught.value.errno == 12
             assert bench.requester.state is QueuePairState.FAILED
             assert bench.requester.receives == (1 if known else 3)
@@ -190,7 +191,7 @@ def test_no_room_is_busy_and_takes_nothing() -> None:
             with pytest.raises(BusyError):
                 bench.requester.post_send([bench.read() for _ in range(9)])
             with pytest.raises(BusyError):
-                bench.requester.post_recv([bench.receive() for _ in range(9)])
+                bench.requester.post_with_receives([bench.receive() for _ in range(9)], [])
             assert bench.requester.outstanding == 0
             assert bench.requester.state is QueuePairState.READY
 
@@ -231,7 +232,7 @@ def test_receives_need_a_marker_before_the_error_state() -> None:
     async def scenario() -> None:
         async with open_bench(rxe=True) as bench:
             bench.fake.lose(RECEIVE)
-            bench.requester.post_recv([bench.receive()])
+            bench.requester.post_with_receives([bench.receive()], [])
             await bench.requester.drain(CAUSE)
             assert [c.status for c in bench.completions] == [5]
 
@@ -258,5 +259,38 @@ def test_depths_follow_the_device() -> None:
         with pytest.raises(ClosedError):
             device.create_queue_pair(lambda cause: None)
         offload.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("progress", ["event", "spin", "polling"])
+def test_what_has_completed_as_it_was_posted_comes_by_itself(progress: str) -> None:
+    """No poll and no nap follows, and no event tells of what the post's own look has found."""
+
+    async def scenario() -> None:
+        async with open_bench(config=replace(CONFIG, progress=progress)) as bench:
+            for count in range(1, 4):
+                bench.requester.post_with_receives([], [bench.read()])
+                assert len(bench.completions) == count - 1  # not from within the post
+                await until(lambda n=count: len(bench.completions) == n)
+            assert bench.requester.outstanding == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_refused_receives_fail_the_queue_pair_before_anything_is_sent(known: bool) -> None:
+    async def scenario() -> None:
+        async with open_bench() as bench:
+            bench.fake.refuse_post(RECEIVE, 12, known=known, skip=1)
+            with pytest.raises(DeviceError, match="post_recv"):
+                bench.requester.post_with_receives(
+                    [bench.receive(), bench.receive()], [bench.read()]
+                )
+            assert bench.requester.send_free == 8
+            assert bench.requester.recv_free == (7 if known else 6)
+            await bench.requester.drain(CAUSE)
+            assert len(bench.completions) == (1 if known else 2)
+            assert all(done.status for done in bench.completions)
 
     asyncio.run(scenario())

@@ -24,7 +24,7 @@ from orbit.protocol.messages import CloseBulkRequest
 from orbit.testing.path_rail_cases import RunTransfer, connect_all
 from orbit.testing.waiting import until
 from orbit.verbs import records, requester_arrays
-from orbit.verbs.turn import PostResult
+from orbit.verbs.turn import Posted
 from tests.contract.rdma_pairs import QUICK, Get, Put, ScriptedPair, array_of, counts, rdma_pair
 
 MIB = 1 << 20
@@ -363,20 +363,20 @@ async def prepared(pair: ScriptedPair) -> None:
 def test_all_binds_of_a_queue_pair_are_one_post() -> None:
     async def scenario(pair: ScriptedPair) -> None:
         arrays = await connect_all(pair, Direction.READ)
-        posts: list[int] = []
+        posts: list[tuple[int, int]] = []
         turn = pair.owner.devices[0].turn
-        post_send = turn.post_send
+        post = turn.post
 
-        def watching(qp: int, requests: Sequence[bytes]) -> PostResult:
-            posts.append(len(requests))
-            return post_send(qp, requests)
+        def watching(qp: int, receives: Sequence[bytes], sends: Sequence[bytes], *o: int) -> Posted:
+            posts.append((len(receives), len(sends)))
+            return post(qp, receives, sends, *o)
 
-        turn.post_send = watching  # type: ignore[method-assign]
+        turn.post = watching  # type: ignore[method-assign, assignment]
         runs = [(array, 1000) for array in arrays for _ in range(8)]
         transfer = RunTransfer(pair, runs)
         exposure = await transfer.expose()
-        del turn.post_send
-        assert posts == [4, 4, 4, 4]  # two queue pairs on each rail
+        del turn.post
+        assert posts == [(4, 4)] * 4  # two queue pairs on each rail
         await transfer.move(exposure)
         await transfer.finish()
         assert counts(pair.owner)["receipts"] == 16

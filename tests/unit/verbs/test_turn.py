@@ -56,6 +56,7 @@ def test_a_request_carries_its_fields_in_order() -> None:
     assert receipt == (1, 2, 0, 0, 0, 4, 3, 0xFFFFFFFF, 1, 3, 0)
     bind = records.WR.unpack(pack_bind(1, 2, 3, 4, 5, 6, 1))
     assert bind == (1, 4, 0, 2, 3, 5, 0, 6, 4, 1, 1)
+    assert records.WR.unpack(pack_bind(1, 2, 3, 4, 5, 6, 1, key_now=0))[2] == 1 << 32
     assert records.WR.unpack(pack_local_inv(1, 9))[7:9] == (9, 5)
     assert records.RECV.unpack(pack_recv(1, 2, 3, 4)) == (1, 2, 3, 4)
 
@@ -91,6 +92,13 @@ def test_a_null_address_is_an_error_in_both(turn: Turn) -> None:
         with pytest.raises(DeviceError):
             helper.wait(0, 0, 0, 0)
         with pytest.raises(DeviceError):
+            helper.wake(0, 0)
+        with pytest.raises(DeviceError):
+            helper.nap(0, 0, 0, 0)
+        refused = helper.post(0, [bytes(24)], [pack_send(1, 0, 0, 0)])
+        assert refused == ((0, errno.EBADF), (0, errno.EBADF), None)
+        assert helper.post(0, [], [pack_send(1, 0, 0, 0)]) == ((0, 0), (0, errno.EBADF), None)
+        with pytest.raises(DeviceError):
             helper.modify(0, QueuePairAttributes(1), "nic0")
         with pytest.raises(DeviceError):
             helper.poller_start(0, 0, 8, 0, 0)
@@ -117,6 +125,18 @@ def test_a_helper_of_another_version_is_refused(tmp_path: Path) -> None:
         Turn(empty)
     with pytest.raises(DeviceError):
         Turn(tmp_path / "absent.so")
+
+
+def test_what_was_found_outlives_the_step_that_fails(tmp_path: Path) -> None:
+    """`wake.c` over steps that answer by script, under the sanitizers."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    assert compiler, "the helper was built, so there is a compiler"
+    program = tmp_path / "wake_steps"
+    sources = [Path(__file__).with_name("wake_steps.c"), TURN / "wake.c"]
+    sanitized = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"]
+    subprocess.run([compiler, *sanitized, f"-I{TURN}", *sources, "-o", program], check=True)
+    done = subprocess.run([program], check=False, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_absent_helper_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -154,6 +174,9 @@ def test_a_forked_child_cannot_use_the_parents_helper(turn: Turn) -> None:
             lambda: turn.post_send(0, []),
             lambda: turn.poll(0),
             lambda: turn.wait(0, 0, 0, 0),
+            lambda: turn.nap(0, 0, 0, 0),
+            lambda: turn.wake(0, 0),
+            lambda: turn.post(0, [], []),
             lambda: turn.post_shared_receive(0, []),
             lambda: turn.poller_start(0, 0, 8, 0, 0),
             lambda: turn.poller_drain(0),
@@ -171,7 +194,7 @@ def test_a_forked_child_cannot_use_the_parents_helper(turn: Turn) -> None:
         os._exit(0)
     os.close(write_end)
     assert os.waitpid(pid, 0)[1] == 0
-    assert os.read(read_end, 1) == b"\x0a"
+    assert os.read(read_end, 1) == b"\x0d"
     os.close(read_end)
     assert turn.window_key(0) == 0
 

@@ -26,6 +26,7 @@ from orbit.verbs.scripted import ScriptedDomain, ScriptedProvider, ScriptedRegio
 from orbit.verbs.scripted_fabric import ScriptedDevice, ScriptedFabric
 from orbit.verbs.source import SourceGrant, SourceMember
 from orbit.verbs.targets import PreparedMemory
+from orbit.verbs.turn import Look, Posted
 from tests.contract.rdma_pairs import QUICK, ScriptedPair, join, rail_of
 from tests.unit.verbs.watched_rails import InlineOffload
 
@@ -61,11 +62,22 @@ class Tap:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._turn, name)
 
-    def poll(self, cq: int, max_completions: int = 64) -> list[Completion]:
-        found = [self.alter(c) for c in self._turn.poll(cq, max_completions)]
-        self.polled += found
+    def wake(self, *arguments: int) -> Look:
+        look = self._seen(self._turn.wake(*arguments))
         coming, self._coming = self._coming, []
-        return [*coming, *found]
+        return look._replace(found=[*coming, *look.found])
+
+    def nap(self, *arguments: int) -> Look:
+        return self._seen(self._turn.nap(*arguments))
+
+    def post(self, *arguments: Any) -> Posted:
+        posted = self._turn.post(*arguments)
+        return posted if posted.look is None else posted._replace(look=self._seen(posted.look))
+
+    def _seen(self, look: Look) -> Look:
+        found = [self.alter(c) for c in look.found]
+        self.polled += found
+        return look._replace(found=found)
 
     def bring(self, *completions: Completion) -> None:
         """They come with the next poll, which is now."""

@@ -8,14 +8,16 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from orbit.testing.pattern import pattern
+from orbit.verbs.completion_source import EventSource
 from orbit.verbs.scripted import RECEIVE
 from orbit.verbs.scripted_fabric import Step
-from orbit.verbs.turn import SEND
+from orbit.verbs.turn import SEND, Look
 from tests.contract.message_pairs import QUICK, Frame, message_pair, send_all, until
 
 PATIENT = replace(QUICK, backstop_s=60.0)  # a missed completion is a hang, and no rescue
@@ -57,9 +59,16 @@ def test_an_event_that_never_comes_costs_a_moment_and_a_count(
             mine, _ = await pair.links()
             await send_all(mine, [b"well"])
             await asyncio.sleep(0.01)
-            # Armed, as the lane believes, while the queue is not.
             source = pair.dialer.parts.lane.source
-            monkeypatch.setattr(source, "park", lambda: True)
+            assert isinstance(source, EventSource)
+            turn = source._turn
+
+            def wake(channel: int, cq: int, armed: bool, room: int) -> Look:
+                """Armed, as the lane believes, while the queue is not."""
+                events = turn.drain_events(channel, cq)
+                return Look(turn.poll(cq, room), True, events)
+
+            monkeypatch.setattr(source, "_turn", SimpleNamespace(wake=wake))
             await send_all(mine, [b"the event of the last arming"])
             await send_all(mine, [b"no event any more"])
             await until(lambda: pair.dialer.messages.statistics().woken_by_backstop > 0)
