@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -18,24 +18,58 @@ from ..errors import OrbitError, PathUnavailable, PeerProtocolError, PeerRefused
 from ..model import PathName, PathReason, PeerIdentity, Transport
 from ..protocol.address import NodeAddress
 from ..protocol.endpoint import Endpoint
-from .baselines import baseline_rows
+from .baselines import ANSWER_S, baseline_rows
 from .endings import Tally
 from .ends import End, NodeSettings
 from .figures import latency_of
 from .header import circumstances
 from .measuring import Measuring, Progress, ProgressSink
+from .paths import transport_of
 from .plan import Plan
-from .problems import path_of
 from .report import Report, Row, Source
 from .server import ALIVE_EVERY_S, ASK
-from .slots import bytes_needed
+from .slots import bytes_needed, check_memory
 from .usage import Usage, Work
 from .workloads import Bench, workload_of
 
-__all__ = ["Desk", "Progress", "run_plan"]
+__all__ = ["Desk", "Incomplete", "Progress", "run_plan"]
 
 _ASK_TIMEOUT_S: Final = 60.0
-_BASELINE_TIMEOUT_S: Final = 240.0
+
+
+class Incomplete(OrbitError):
+    """A run that ended early with sizes measured. `report` has these, and why it ended among its
+    problems; the cause is the error that ended it, or a cancellation.
+    """
+
+    code = "bench_incomplete"
+
+    def __init__(self, report: Report, cause: BaseException) -> None:
+        super().__init__(report.problems[-1])
+        self.report = report
+        self.cause = cause
+
+
+@dataclass
+class _Found:
+    """What a run has come to so far."""
+
+    plan: Plan
+    started: str
+    rows: list[Row] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    client: Mapping[str, Any] = field(default_factory=dict)
+    server: Mapping[str, Any] = field(default_factory=dict)
+
+    def report(self) -> Report:
+        return Report(
+            plan=self.plan,
+            rows=tuple(self.rows),
+            client=self.client,
+            server=self.server,
+            problems=tuple(self.problems),
+            started=self.started,
+        )
 
 
 def _nobody(progress: Progress) -> None:
@@ -54,48 +88,48 @@ async def run_plan(
     the report's problems, and ends the run.
 
     Raises PathUnavailable (a demanded transport, before anything is measured), PeerError (the
-    server is not there, busy, or was lost), UsageError (it refuses the plan), ConfigError.
+    server is not there, busy, or was lost), UsageError (it refuses the plan), ConfigError;
+    Incomplete for each of them, and for a cancellation, once a size has been measured.
     """
-    started = datetime.now(UTC).isoformat(timespec="seconds")
+    found = _Found(plan, datetime.now(UTC).isoformat(timespec="seconds"))
+    check_memory(plan)
     room = max(settings.buffer_bytes, bytes_needed(plan))
     settings = replace(settings, transport=plan.transport, buffer_bytes=room)
-    end = End(settings, of_engine=plan.verb.of_engine)
     try:
-        async with end:
-            return await _run(plan, server, end, started, perftest, progress)
-    except Unquiesced as error:  # of the end itself: what was measured is lost with it
-        return Report(plan=plan, rows=(), problems=(f"unquiesced: {error}",), started=started)
+        async with End(settings, of_engine=plan.verb.of_engine) as end:
+            await _run(found, server, end, perftest, progress)
+    except Unquiesced as error:  # of this end, as it closed
+        found.problems.append(f"unquiesced: {error}")
+    except (OrbitError, asyncio.CancelledError) as error:
+        if not found.rows:
+            raise
+        why = str(error) or "stopped"
+        found.problems.append(f"{plan.verb}: ended early: {why}")
+        raise Incomplete(found.report(), error) from error
+    return found.report()
 
 
 async def _run(
-    plan: Plan,
+    found: _Found,
     server: NodeAddress | Endpoint,
     end: End,
-    started: str,
     perftest: bool,
     progress: ProgressSink,
-) -> Report:
-    node = end.node
+) -> None:
+    plan, node = found.plan, end.node
     address = server if isinstance(server, NodeAddress) else await node.find(str(server))
     node.add_peer(address)
     async with _served(Desk(end, address.identity), plan) as (desk, hello):
-        rows: list[Row] = []
-        problem = ""
+        found.client = circumstances(node.address.rails, rdma=str(node.statistics().rdma_reason))
+        found.server = hello["circumstances"]
         for size in plan.sizes:
             row, problem = await _measure(plan, size, desk, hello, progress)
-            rows.append(row)
+            found.rows.append(row)
             if problem:
-                break
+                found.problems.append(problem)
+                return
             if plan.baseline and row.ops:
-                rows += await _baselines(plan, row, desk, perftest, progress)
-        return Report(
-            plan=plan,
-            rows=tuple(rows),
-            client=circumstances(node.address.rails, rdma=str(node.statistics().rdma_reason)),
-            server=hello["circumstances"],
-            problems=(problem,) if problem else (),
-            started=started,
-        )
+                found.rows += await _baselines(plan, row, desk, perftest, progress)
 
 
 class Desk:
@@ -107,7 +141,7 @@ class Desk:
 
     async def ask(self, kind: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Raises PeerRefused (the server's no), and as a call."""
-        timeout = _BASELINE_TIMEOUT_S if kind == "baseline" else _ASK_TIMEOUT_S
+        timeout = ANSWER_S if kind == "baseline" else _ASK_TIMEOUT_S
         answer = await self.end.node.typed_unary(
             self.server,
             ASK,
@@ -158,17 +192,18 @@ async def _measure(
 ) -> tuple[Row, str]:
     """One size: the row, and what ended the run."""
     offer = await desk.ask("offer", {"size": size})
-    workload = workload_of(plan, Bench(desk.end, desk.server, desk.ask, size, offer))
+    bench = Bench(desk.end, desk.server, desk.ask, size, offer)
+    workload = workload_of(plan, bench)
     try:
         await workload.open()
-        measuring = Measuring(plan, size, workload, desk.end.path_text, progress)
+        measuring = Measuring(plan, bench, workload, progress)
         warm = await measuring.warm_up()
         if warm.problem:
             return _row(plan, size, Tally(desk.end.path_text)), warm.problem
         there = await desk.usage()
-        here = Usage.of(desk.end.node, measuring.aside_s)
+        here = Usage.of(desk.end.node, measuring.aside.cpu_s)
         tally = await measuring.run()
-        here = Usage.of(desk.end.node, measuring.aside_s).since(here)
+        here = Usage.of(desk.end.node, measuring.aside.cpu_s).since(here)
         there = (await desk.usage()).since(there)
         by = workload.went_by(here, there)
         if by is not None and tally.ops:
@@ -205,14 +240,16 @@ def _row(plan: Plan, size: int, tally: Tally) -> Row:
 
 
 def _one_path(tally: Tally) -> PathName | None:
-    found = {path_of(path) for path in tally.paths}
+    found = {transport_of(path) for path in tally.paths}
     return PathName(found.pop()) if len(found) == 1 and found <= set(PathName) else None
 
 
 async def _baselines(
     plan: Plan, row: Row, desk: Desk, perftest: bool, progress: ProgressSink
 ) -> list[Row]:
-    progress(Progress(row.size, Source.SOCKET, 0.0, 0.0))
+    def tell(source: Source) -> None:
+        progress(Progress(row.size, source, 0.0, 0.0))
+
     return await baseline_rows(
         plan,
         row.size,
@@ -222,4 +259,5 @@ async def _baselines(
         perftest=perftest,
         rails=desk.end.node.address.rails,
         path=row.path,
+        tell=tell,
     )

@@ -125,6 +125,8 @@ def _rows(reports: Sequence[Report]) -> dict[_Key, _Named]:
     found: dict[_Key, _Named] = {}
     for report in reports:
         for row in report.rows:
+            if row.is_missing:
+                continue
             key = (report.plan.verb, row.size, row.source)
             if key in found:
                 raise UsageError(f"a file has two rows of {key[0]} {key[1]} bytes by {key[2]}")

@@ -49,7 +49,7 @@ def _line(report: Report, row: Row) -> dict[str, object]:
     for name in ("batch", "inflight", "ops", "errors", "seconds", "verify", "verified"):
         found[name] = getattr(row, name)
     for name in ("p50", "p90", "p99", "p999", "max"):
-        found[f"{name}_us"] = getattr(row.latency, name)
+        found[f"{name}_us"] = getattr(row.latency, name) or None  # 0: nobody told one
     found["path"] = figures.path_text(row)
     found["reason"] = row.reason
     for end, usage, facts in (

@@ -21,13 +21,13 @@ from ..errors import (
     UsageError,
 )
 from ..model import PathName, PathReason
+from .paths import both_words
 from .usage import Samples
 
 ERRORS_IN_A_ROW_MAX: Final = 100
 _PHASE_SAMPLES: Final = 10_000
 
 _FINAL: Final = (ClosedError, PathUnavailable, PeerError, UsageError)
-
 
 PathText = Callable[[PathName, Iterable[str]], str]
 
@@ -127,7 +127,7 @@ class Tally:
         """All rails of an operation together; what is no RDMA, first."""
         paths = sorted({item.path for item in items}, reverse=True)
         rails = {rail for item in items for rail in item.rails}
-        return " and ".join(self._path_text(path, rails) for path in paths)
+        return both_words(self._path_text(path, rails) for path in paths)
 
     def phases(self) -> dict[str, float]:
         """Median seconds of an item, by phase."""

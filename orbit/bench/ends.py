@@ -21,6 +21,7 @@ from ..events import EventSink
 from ..model import PathName, Transport
 from ..node import Node, PinnedWriter
 from ..runtime.payload_store import SEND_COPY_MAX_BYTES
+from .paths import rail_words, rdma_words
 
 _NODE_DEFAULTS: Final = RdmaConfig()
 # Larger messages are staged; in registered memory up to the second size.
@@ -135,7 +136,6 @@ class End:
             return path.value
         hints = self.node.address.rails
         ports = Counter(hint.device for hint in hints)
-        known = {hint.device: f"{hint.device}:{hint.port} gid {hint.gid_index}" for hint in hints}
+        known = {one.device: rail_words(one.device, one.port, one.gid_index) for one in hints}
         # Of a device with two ports nobody says which one it was.
-        named = [known[name] if ports[name] == 1 else name for name in sorted(rails)]
-        return "rdma/" + " + ".join(named) if named else "rdma"
+        return rdma_words(known[name] if ports[name] == 1 else name for name in sorted(rails))

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from .report import GIB, EndUsage, Latency, Report, Row, Source
+from .report import GIB, NO_LATENCY, EndUsage, Latency, Report, Row, Source
 
 # Where a curve has points: every percent, and closer to 100 where tails are.
 CURVE: Final = (*(float(percent) for percent in range(100)), 99.5, 99.9, 99.95, 99.99, 100.0)
@@ -39,7 +39,7 @@ def latency_of(seconds: Iterable[float]) -> Latency:
     """Of one row's operations, given in seconds; all zero where there was none."""
     ordered = sorted(second * 1e6 for second in seconds)
     if not ordered:
-        return Latency(p50=0.0, p90=0.0, p99=0.0, p999=0.0, max=0.0)
+        return NO_LATENCY
     return Latency(
         **{name: percentile(ordered, percent) for name, percent in NAMED.items()},
         max=ordered[-1],

@@ -1,7 +1,8 @@
 """The operations of one size, on the clock: warm-up, workers, the end, and the row that it gives.
 
-Bytes are compared and payloads made between a worker's operations. Latencies do not contain that;
-the time that rates are made of contains it only while another operation was under way.
+Bytes are compared and payloads made between a worker's operations. With one operation at a time
+neither latencies nor rates contain that. With several, all workers share one event loop, and one
+that compares or makes much holds up the others: the price of `--verify full`.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..errors import OrbitError
-from .endings import Mismatch, PathText, Tally
+from .aside import Aside
+from .endings import Mismatch, Tally
 from .plan import Plan, Verify
 from .report import Source
-from .workloads.shape import Workload
+from .workloads.shape import Bench, Workload
 
 _TELL_EVERY_S: Final = 0.1
 
@@ -42,24 +44,27 @@ class Measuring:
     def __init__(
         self,
         plan: Plan,
-        size: int,
+        bench: Bench,
         workload: Workload,
-        path_text: PathText,
         tell: ProgressSink,
     ) -> None:
-        self._path_text = path_text
+        self._path_text = bench.end.path_text
         self._plan = plan
-        self._size = size
+        self._bench = bench
+        self._size = bench.size
         self._workload = workload
         self._tell = tell
         self._told_at = 0.0
-        self.aside_s = 0.0  # processor time for payloads, made and compared here
+        self.aside = Aside()
         self._turns = [itertools.count(1) for _ in range(plan.inflight)]
 
     async def warm_up(self) -> Tally:
-        """Operations that are not counted. Raises the error of one that failed."""
+        """Operations that are not counted, of every worker where there are any: what is set up by
+        a first one is then there. Raises the error of one that failed.
+        """
         tally = Tally(self._path_text)
-        await self._operations(tally, self._plan.warmup, math.inf, patient=False)
+        limit = max(self._plan.warmup, self._plan.inflight) if self._plan.warmup else 0
+        await self._operations(tally, limit, math.inf, patient=False)
         return tally
 
     async def run(self) -> Tally:
@@ -94,9 +99,8 @@ class Measuring:
 
     async def _operation(self, worker: int, tally: Tally) -> None:
         turn = next(self._turns[worker])
-        aside = time.process_time()
-        self._workload.ready(worker, turn)
-        self.aside_s += time.process_time() - aside
+        nbytes = self._plan.batch * self._size
+        await self.aside.run(nbytes, self._workload.ready, worker, turn)
         started = time.perf_counter()
         tally.clock.begin(started)
         try:
@@ -107,10 +111,10 @@ class Measuring:
         tally.succeeded(ended - started, items)
         if self._plan.verify is Verify.OFF:
             return
-        aside = time.process_time()
-        mismatch = await self._workload.check(worker, turn)
-        if self._workload.checks_here:  # without giving way to anybody else
-            self.aside_s += time.process_time() - aside
+        if self._workload.checks_here:
+            mismatch = await self.aside.run(nbytes, self._workload.differs, worker, turn)
+        else:
+            mismatch = await self._bench.checked_there(worker, turn)
         if mismatch is None:
             tally.verified += 1
         elif not tally.problem:

@@ -15,10 +15,11 @@ from ..errors import UsageError
 from ..model import Handle, RegionAccess
 from ..node import Message, RegionGuard, RegisterOptions
 from ..runtime.fresh_memory import fresh_memory
+from .aside import Aside
 from .ends import End
 from .pattern import Pattern
 from .plan import Plan, Verb, Verify
-from .slots import VARIANTS, Slots
+from .slots import VARIANTS, Slots, number_of
 from .workloads.messages import ECHO, SINK
 
 _RETAIN = RegisterOptions(retain=True)
@@ -93,7 +94,7 @@ class Payloads(_ReadOnly):
     async def open(self) -> Mapping[str, object]:
         for number in range(VARIANTS):
             payload = fresh_memory(self._size)
-            self._pattern.fill(payload, number)
+            await Aside().run(self._size, self._pattern.fill, payload, number)
             self._handles.append(await self._node.register_data_pinned(payload, _RETAIN))
         return {"handles": [str(handle) for handle in self._handles]}
 
@@ -113,6 +114,7 @@ class Destinations(_Written):
 
     async def open(self) -> Mapping[str, object]:
         node = self._end.node
+        await self._slots.fill_all()
         region = self._region = await node.register_owned(self._slots.memory)
         pieces = [region.slice(at, self._size) for at in self._slots.places]
         for piece in pieces:
@@ -137,6 +139,7 @@ class ReadRegion(_ReadOnly):
 
     async def open(self) -> Mapping[str, object]:
         engine = self._end.engine
+        await self._slots.fill_all()
         self._region = await engine.register(self._slots.memory, access=RegionAccess.READ)
         return {"region": str(self._region.remote())}
 
@@ -152,6 +155,7 @@ class WriteRegion(_Written):
 
     async def open(self) -> Mapping[str, object]:
         engine = self._end.engine
+        await self._slots.fill_all()
         self._region = await engine.register(self._slots.memory, access=RegionAccess.WRITE)
         return {"region": str(self._region.remote())}
 
@@ -197,10 +201,8 @@ class Sinks:
 
     def _wrong(self, payload: memoryview, worker: int, turn: int, item: int) -> int | None:
         plan = self._plan
-        number = (turn * plan.inflight + worker) * plan.batch + item
-        byte = self._pattern.differs(payload, number, plan.verify)
-        same = len(payload) == self._size
-        return byte if same else min(len(payload), self._size)
+        number = number_of(plan.inflight, plan.batch, worker, turn, item)
+        return self._pattern.wrong(payload, self._size, number, plan.verify)
 
 
 def _keep(last: deque[memoryview], message: Message) -> None:
@@ -214,7 +216,7 @@ class Echo(_ReadOnly):
         self._end = end
         self._node = end.node
         self._size = size
-        self._items = plan.inflight * plan.batch
+        self._items = plan.items
 
     async def open(self) -> Mapping[str, object]:
         await self._end.map_registered(self._size, self._items)

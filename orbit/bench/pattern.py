@@ -39,6 +39,12 @@ class Pattern:
                 return begin + next(i for i, byte in enumerate(found) if byte != right[i])
         return None
 
+    def wrong(self, payload: memoryview, size: int, number: int, verify: Verify) -> int | None:
+        """As `differs`, of a payload that must have `size` bytes."""
+        if len(payload) != size:
+            return min(len(payload), size)
+        return self.differs(payload, number, verify)
+
     def _pieces(self, size: int, number: int, verify: Verify) -> Iterator[tuple[int, int, int]]:
         """Begin, end, and where in _BYTES they are."""
         for low, high in compared(size, verify):

@@ -15,6 +15,9 @@ from ..errors import UsageError
 from ..model import Transport
 
 SIZE_MAX: Final = 1 << 40
+ITEMS_MAX: Final = 4096  # of all operations that run at once
+_COUNT_MAX: Final = 1 << 40
+_SEED_MAX: Final = (1 << 63) - 1
 SAMPLE_BYTES: Final = 4096  # what "sample" compares at each end of every item
 
 
@@ -51,7 +54,8 @@ class Verify(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """`batch` items of `size` bytes are one operation, and `inflight` operations run at once. Of
-    `iterations` and `duration` (seconds) one is given; either is for each size.
+    `iterations` and `duration` (seconds) one is given; either is for each size. A plan that a peer
+    sent is checked in full: whoever has one may compute with its numbers.
     """
 
     verb: Verb
@@ -61,28 +65,48 @@ class Plan:
     inflight: int = 1
     iterations: int | None = None
     duration: float | None = None
-    warmup: int = 3  # operations of each size that are not counted
+    warmup: int = 3  # operations of each size that are not counted; if any, one of each worker
     verify: Verify = Verify.SAMPLE
     seed: int = 0
     baseline: bool = True
 
     def __post_init__(self) -> None:
         """Raises UsageError."""
-        if not self.sizes or not all(0 < size <= SIZE_MAX for size in self.sizes):
+        if not self.sizes or not all(_whole(size, 1, SIZE_MAX) for size in self.sizes):
             raise UsageError(f"sizes {self.sizes}: give at least one, of 1 to {SIZE_MAX} bytes")
-        for name, low in (("batch", 1), ("inflight", 1), ("warmup", 0)):
-            if getattr(self, name) < low:
-                raise UsageError(f"{name}={getattr(self, name)} is below {low}")
-        if (self.iterations is None) == (self.duration is None):
-            raise UsageError("give either iterations or a duration")
-        if self.iterations is not None and self.iterations < 1:
-            raise UsageError(f"iterations={self.iterations}: nothing would be measured")
-        if self.duration is not None and not 0 < self.duration < float("inf"):
-            raise UsageError(f"duration={self.duration} is not a number of seconds above 0")
+        bounds = {
+            "batch": (1, ITEMS_MAX),
+            "inflight": (1, ITEMS_MAX),
+            "warmup": (0, _COUNT_MAX),
+            "seed": (0, _SEED_MAX),
+        }
+        for name, (low, high) in bounds.items():
+            value = getattr(self, name)
+            if not _whole(value, low, high):
+                raise UsageError(f"{name}={value!r} is no number from {low} to {high}")
+        if self.items > ITEMS_MAX:
+            raise UsageError(f"inflight times batch is {self.items}, above {ITEMS_MAX}")
+        self._check_end()
         if self.verb.of_engine and self.transport is Transport.AUTO:
             raise UsageError(
                 f"{self.verb} has no automatic transport", hint="give --transport rdma or tcp"
             )
+
+    def _check_end(self) -> None:
+        iterations, duration = self.iterations, self.duration
+        if (iterations is None) == (duration is None):
+            raise UsageError("give either iterations or a duration")
+        if iterations is not None and not _whole(iterations, 1, _COUNT_MAX):
+            raise UsageError(f"iterations={iterations!r} is no number from 1 to {_COUNT_MAX}")
+        if duration is not None and not (
+            isinstance(duration, int | float) and 0 < duration < float("inf")
+        ):
+            raise UsageError(f"duration={duration!r} is no number of seconds above 0")
+
+    @property
+    def items(self) -> int:
+        """That are under way at once."""
+        return self.inflight * self.batch
 
     def to_json(self) -> dict[str, Any]:
         """What json and msgpack can write."""
@@ -100,3 +124,7 @@ class Plan:
             return cls(**values)
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"not a plan of this version of orbit bench: {error}") from error
+
+
+def _whole(value: object, low: int, high: int) -> bool:
+    return type(value) is int and low <= value <= high

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SUFFIXES: Final = (".png", ".svg")
+_SUFFIXES: Final = (".png", ".svg")
 _HINT: Final = "pip install orbit[plot]"
 # Okabe and Ito: told apart with every kind of colour blindness, in this order on white.
 _COLORS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -58,34 +58,41 @@ class Line(NamedTuple):
     rows: tuple[Row, ...]
 
 
-def plot(reports: Sequence[Report], out: Path) -> None:
-    """Draw them into `out`; its suffix chooses the format. Raises UsageError: an unknown suffix, no
-    rows, no matplotlib, or a file that cannot be written.
+def check_plot(out: Path) -> None:
+    """Whether `plot` could draw into `out`, as far as can be told before. Raises UsageError: an
+    unknown suffix, or no matplotlib.
     """
     suffix = out.suffix.lower()
-    if suffix not in SUFFIXES:
+    if suffix not in _SUFFIXES:
         raise UsageError(
             f"plot {str(out)!r}: the format {suffix or 'without a suffix'} is not drawn",
-            hint=f"name a file that ends in {' or '.join(SUFFIXES)}",
+            hint=f"name a file that ends in {' or '.join(_SUFFIXES)}",
         )
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"plots need matplotlib: {error}", hint=_HINT) from error
+
+
+def plot(reports: Sequence[Report], out: Path) -> None:
+    """Draw them into `out`; its suffix chooses the format. Raises UsageError as `check_plot`, and
+    where there are no rows; OSError: the file cannot be written.
+    """
+    check_plot(out)
     lines = lines_of(reports)
     if not lines:
         raise UsageError("there is nothing to plot: no row has an operation")
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError(f"plots need matplotlib: {error}", hint=_HINT) from error
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    suffix = out.suffix.lower()
     style: dict[Any, Any] = {**matplotlib.rcParamsDefault, **_STYLE}  # nothing of the user's own
     with matplotlib.rc_context(style), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a host's name may have glyphs that the font lacks
         figure = Figure(figsize=(14, 5.6), layout="constrained")
         _draw(figure, reports, lines)
         undated = {"Date": None} if suffix == ".svg" else {"Software": None}
-        try:
-            figure.savefig(out, format=suffix[1:], dpi=150, metadata=undated)
-        except OSError as error:
-            raise UsageError(f"plot {str(out)!r} cannot be written: {error}") from error
+        figure.savefig(out, format=suffix[1:], dpi=150, metadata=undated)
 
 
 def lines_of(reports: Sequence[Report]) -> list[Line]:

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from ..model import PathName, Transport
+from .paths import rail_words, rails_of, transport_of, transports_of
 from .plan import Verify
 from .report import Report, Row, Source
 
@@ -23,7 +24,6 @@ _MARGIN: Final = 1.25
 # A baseline's operations follow each other at once; half round trips cover half of the time.
 _COVERED_MIN: Final = 0.6
 
-_RAIL = re.compile(r"([\w.-]+):(\d+) gid \d+")
 _RATE = re.compile(r"([\d.]+) Gb/sec")
 
 
@@ -37,16 +37,6 @@ class Kind(StrEnum):
 def kind_of(problems: tuple[str, ...]) -> Kind | None:
     """The gravest of them. None: there is none, or of no such kind."""
     return next((kind for kind in Kind if any(p.startswith(kind) for p in problems)), None)
-
-
-def path_of(text: str) -> str:
-    """rdma of `rdma/mlx5_0:1 gid 3`."""
-    return text.partition("/")[0]
-
-
-def _paths_of(text: str) -> set[str]:
-    """Items of one operation may have gone by several."""
-    return {path_of(path) for path in text.split(" and ")}
 
 
 def problems_of(report: Report, memcpy_bytes_per_s: Mapping[int, float]) -> tuple[str, ...]:
@@ -126,7 +116,7 @@ def _limit(report: Report, row: Row, memcpy: float) -> tuple[float, str]:
     """What the row cannot exceed. Processors copy for TCP, one for each thread that does; a device
     has the memory of the whole machine and, between two machines, its line.
     """
-    if path_of(row.path) != PathName.RDMA:
+    if transport_of(row.path) != PathName.RDMA:
         threads = row.inflight if row.source is Source.SOCKET else 1
         return memcpy * threads, "this host's memcpy does"
     cpus = report.client.get("cpus") or os.cpu_count() or 1
@@ -142,12 +132,11 @@ def _line_rate(report: Report, row: Row) -> float:
     ends = (report.client.get("boot_id"), report.server.get("boot_id"))
     if None in ends or ends[0] == ends[1]:
         return 0.0
-    rails: dict[tuple[str, str], Mapping[str, Any]] = {
-        (str(rail.get("device")), str(rail.get("port"))): rail
+    rails: dict[str, Mapping[str, Any]] = {
+        rail_words(rail.get("device"), rail.get("port"), rail.get("gid_index")): rail
         for rail in report.client.get("rails", ())
     }
-    names = [_RAIL.fullmatch(name) for name in row.path.partition("/")[2].split(" + ")]
-    used = [rails.get((name[1], name[2])) if name else None for name in names]
+    used = [rails.get(name) for name in rails_of(row.path)]
     rates = [_RATE.match(str(rail.get("rate", ""))) if rail else None for rail in used]
     software = any(rail.get("provider") == "software" for rail in used if rail)
     if software or not rates or None in rates:
@@ -172,6 +161,6 @@ def _path(report: Report, row: Row) -> Iterator[str]:
     if demanded is Transport.AUTO:
         return
     taken = row.paths or {row.path: row.ops}
-    others = {path: count for path, count in taken.items() if _paths_of(path) != {demanded}}
+    others = {path: count for path, count in taken.items() if transports_of(path) != {demanded}}
     for path, count in others.items():
         yield f"{demanded} was demanded, {path} was taken by {count} operations ({row.reason})"

@@ -40,6 +40,9 @@ class Latency:
     curve: tuple[tuple[float, float], ...] = ()
 
 
+NO_LATENCY: Final = Latency(p50=0.0, p90=0.0, p99=0.0, p999=0.0, max=0.0)  # nobody told one
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndUsage:
     """What one end spent on the row. None: this end cannot count it."""
@@ -99,13 +102,6 @@ class Report:
     problems: tuple[str, ...] = ()
     started: str = ""  # ISO 8601, UTC
 
-    def baseline_of(self, row: Row, source: Source) -> Row | None:
-        """The row of the same size that `source` has measured."""
-        if row.source is not Source.ORBIT:
-            return None
-        same = (one for one in self.rows if one.size == row.size and one.source is source)
-        return next(same, None)
-
     def to_mapping(self) -> dict[str, Any]:
         """What json can write."""
         return asdict(self) | {"schema": SCHEMA, "plan": self.plan.to_json()}
@@ -146,7 +142,17 @@ def reports_from_json(text: str) -> tuple[Report, ...]:
     return tuple(found)
 
 
+_COUNTS: Final = ("size", "batch", "inflight", "ops", "errors", "verified")
+
+
 def _row(found: dict[str, Any]) -> Row:
+    """Raises TypeError and others: it is none."""
+    latency = found["latency"]
+    figures = [latency[name] for name in ("p50", "p90", "p99", "p999", "max")]
+    if not all(type(found[name]) is int for name in _COUNTS) or not all(
+        isinstance(figure, int | float) for figure in (found["seconds"], *figures)
+    ):
+        raise TypeError("a figure is no number")
     curve = tuple((percent, us) for percent, us in found["latency"].pop("curve"))
     return Row(
         **{

@@ -2,15 +2,15 @@
 
 A client is let go when it says so, when its connection ends, or when it is silent for too long;
 what was offered to it is taken back then. Nothing that a client says is believed: plans are checked
-and need no more memory than this end may use.
+and need no more memory than this end may use. A baseline may take as much again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final, Self
 
 from ..errors import OrbitError, PeerRefused, UsageError
@@ -18,18 +18,18 @@ from ..events import Event, SessionClosed
 from ..model import PeerIdentity
 from ..node import Message
 from ..protocol.address import NodeAddress
+from .aside import Aside
 from .baselines import BaselineServer
 from .ends import End, NodeSettings
 from .header import circumstances
 from .offers import Offer, offer_for
 from .plan import Plan
-from .slots import bytes_needed
+from .slots import bytes_needed, check_memory
 from .usage import Usage
 
 ASK: Final = "orbit.bench.ask"
 ALIVE_EVERY_S: Final = 5.0  # a client that measures says so
 SILENCE_MAX_S: Final = 30.0
-ITEMS_MAX: Final = 4096  # of all operations that run at once
 
 _log = logging.getLogger("orbit")
 
@@ -42,7 +42,8 @@ class Guest:
         self.plan = plan
         self.heard_at = now
         self.offer: Offer | None = None
-        self.aside_s = 0.0  # processor time that comparing its bytes has taken
+        self.op_bytes = 0  # of one operation on what is offered
+        self.aside = Aside()  # comparing its bytes
 
 
 class BenchServer:
@@ -71,6 +72,8 @@ class BenchServer:
             await asyncio.wait(self._tasks)
         try:
             await self._let_go(self._guest)
+            if self._baselines is not None:
+                await self._baselines.close()
         finally:
             await self._end.__aexit__(*error)
 
@@ -120,17 +123,15 @@ class BenchServer:
             case "alive":
                 return {}
             case "usage":
-                return Usage.of(self._end.node, guest.aside_s).to_wire()
+                return Usage.of(self._end.node, guest.aside.cpu_s).to_wire()
             case "check":
-                return _checked(guest, request)
-            case "baseline":
-                assert self._baselines is not None
-                return await self._baselines.answer(
-                    str(request.get("what")), _mapping(request.get("request"))
-                )
-            case "offer":
+                return await _checked(guest, request)
+            case "baseline" | "offer":
                 async with self._busy:
-                    return await self._offer(guest, request)
+                    if self._guest is not guest:  # let go meanwhile
+                        raise self._refused(self._guest)
+                    change = self._baseline if kind == "baseline" else self._offer
+                    return await change(guest, request)
             case "end":
                 await self._let_go(guest)
                 return {}
@@ -160,18 +161,21 @@ class BenchServer:
                 f"the plan needs {needed} bytes at the server, which may use {limit}",
                 hint="give the server a larger --max-bytes, or the client fewer bytes at once",
             )
-        if plan.inflight * plan.batch > ITEMS_MAX:
-            raise UsageError(f"more than {ITEMS_MAX} items at once (inflight times batch)")
+        check_memory(plan)
 
     async def _offer(self, guest: Guest, request: Mapping[str, Any]) -> Mapping[str, object]:
         size = request.get("size")
         if size not in guest.plan.sizes:
             raise UsageError(f"{size!r} is no size of the plan")
         await self._take_back(guest)
-        if self._guest is not guest:
-            raise self._refused(self._guest)
+        guest.op_bytes = size * guest.plan.batch
         guest.offer = offer_for(guest.plan, size, self._end)
         return await guest.offer.open()
+
+    async def _baseline(self, guest: Guest, request: Mapping[str, Any]) -> Mapping[str, object]:
+        assert self._baselines is not None
+        what, asked = str(request.get("what")), _mapping(request.get("request"))
+        return await self._baselines.answer(what, asked)
 
     def _refused(self, guest: Guest | None) -> PeerRefused:
         if guest is None:
@@ -199,13 +203,16 @@ class BenchServer:
         async with self._busy:
             if guest is None or self._guest is not guest:
                 return
+            assert self._baselines is not None
             try:
-                await self._take_back(guest)
-                if self._baselines is not None:
-                    await self._baselines.close()
-            except OrbitError as error:
-                _log.warning("bench: client %s left something behind: %s", guest.identity, error)
-            self._guest = None
+                for give_back in (partial(self._take_back, guest), self._baselines.close):
+                    try:
+                        await give_back()
+                    except OrbitError as error:
+                        who = guest.identity
+                        _log.warning("bench: client %s left something behind: %s", who, error)
+            finally:
+                self._guest = None
 
     async def _take_back(self, guest: Guest | None) -> None:
         if guest is not None and guest.offer is not None:
@@ -218,16 +225,14 @@ class BenchServer:
         task.add_done_callback(self._tasks.discard)
 
 
-def _checked(guest: Guest, request: Mapping[str, Any]) -> dict[str, object]:
+async def _checked(guest: Guest, request: Mapping[str, Any]) -> dict[str, object]:
     worker, turn = request.get("worker"), request.get("turn")
     if guest.offer is None:
         raise UsageError("nothing is offered")
     if type(worker) is not int or not 0 <= worker < guest.plan.inflight or type(turn) is not int:
         raise UsageError(f"there is no operation {turn!r} of worker {worker!r}")
-    began = time.process_time()
-    differs = guest.offer.differs(worker, turn)
-    guest.aside_s += time.process_time() - began
-    return {"differs": differs}
+    differs = guest.offer.differs
+    return {"differs": await guest.aside.run(guest.op_bytes, differs, worker, turn)}
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -6,7 +6,6 @@ how, is orbit/bench/'s.
 
 from __future__ import annotations
 
-import shlex
 import signal
 from pathlib import Path
 from typing import Any, Final
@@ -14,11 +13,11 @@ from typing import Any, Final
 import click
 
 from ..availability import available
-from ..bench.client import run_plan
+from ..bench.client import Incomplete, run_plan
 from ..bench.compare import compare as compare_runs
 from ..bench.ends import NodeSettings
 from ..bench.plan import Plan
-from ..bench.server import BenchServer
+from ..bench.slots import check_memory
 from ..errors import PathUnavailable
 from ..model import Transport
 from ..protocol.address import ADDRESS_PREFIX, NodeAddress
@@ -27,10 +26,10 @@ from . import output
 from .bench_options import listen_option, node_options, output_options, plan_options
 from .bench_output import BadFigures, Outputs, outputs_of, read_reports
 from .bench_progress import live
+from .bench_serve import serve_clients
 from .bench_values import bytes_of, plans_of, settings_of, words_of
 from .children import Child
-from .exporting import exporting
-from .failures import Stopped
+from .failures import LocalFileError, Stopped
 from .options import json_option, metrics_option, parse_size
 from .running import run as run_command
 
@@ -43,7 +42,7 @@ def bench() -> None:
     """Measure orbit, and what the same bytes cost without it."""
 
 
-@bench.command()
+@bench.command(short_help="Measure between two processes on this host.")
 @plan_options
 @node_options
 @output_options
@@ -52,10 +51,12 @@ def loop(**given: Any) -> None:
     plans, outputs = plans_of(given), outputs_of(given)
     settings = settings_of(given, bytes_of(plans))
     _check_demand(settings)
+    for plan in plans:
+        check_memory(plan, ends=2)
     _measured(_loop(plans, settings, outputs, perftest=given["perftest"]), outputs)
 
 
-@bench.command()
+@bench.command(short_help="Measure against another host.")
 @click.argument("host")
 @plan_options
 @listen_option
@@ -69,7 +70,7 @@ def run(host: str, **given: Any) -> None:
     _measured(_against(server, plans, settings, outputs, perftest=given["perftest"]), outputs)
 
 
-@bench.command()
+@bench.command(short_help="Be the other end of run, until stopped.")
 @listen_option
 @click.option(
     "--advertise",
@@ -91,13 +92,13 @@ def run(host: str, **given: Any) -> None:
 def serve(max_bytes: int, metrics: str | None, as_json: bool, **given: Any) -> None:
     """Be the other end of `orbit bench run`, until stopped (Ctrl-C or SIGTERM)."""
     try:
-        run_command(_serve(settings_of(given, max_bytes), metrics, as_json))
+        run_command(serve_clients(settings_of(given, max_bytes), metrics, as_json=as_json))
     except Stopped as stopped:
         if stopped.number != signal.SIGTERM:  # being told to stop is how serving ends well
             raise
 
 
-@bench.command()
+@bench.command(short_help="Set two runs beside each other.")
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
 @click.option(
@@ -141,45 +142,27 @@ async def _against(
     perftest: bool,
 ) -> None:
     for plan in plans:
-        with live(plan.verb) as step:
-            report = await run_plan(plan, server, settings, perftest=perftest, progress=step)
+        try:
+            with live(plan.verb) as step:
+                report = await run_plan(plan, server, settings, perftest=perftest, progress=step)
+        except Incomplete as ended:
+            outputs.add(ended.report)
+            raise ended.cause from None
         outputs.add(report)
 
 
 def _measured(work: Any, outputs: Outputs) -> None:
-    """Run it, and write down what was measured even where a later plan fails."""
+    """Run it, and write down what was measured whatever ends it."""
     try:
         run_command(work)
-    finally:
-        outputs.write()
-    outputs.judge()
-
-
-async def _serve(settings: NodeSettings, metrics: str | None, as_json: bool) -> None:
-    async with (
-        BenchServer(settings) as server,
-        exporting(metrics, server.end.node, server.end.engine) as url,
-    ):
-        line = _client_line(server.address, settings)
-        if as_json:
-            endpoints = [str(endpoint) for endpoint in server.address.endpoints]
-            record = {"address": str(server.address), "endpoints": endpoints, "client": line}
-            output.print_json(record if url is None else {**record, "metrics": url})
-        else:
-            if url is not None:
-                output.note(f"metrics at {url}")
-            output.note("measure from another process or host with this line; Ctrl-C stops")
-            print(line, flush=True)
-        await server.serve_forever()
-
-
-def _client_line(address: NodeAddress, settings: NodeSettings) -> str:
-    words = ["orbit", "bench", "run", str(address.endpoints[0])]
-    if settings.transport is not Transport.AUTO:
-        words += ["--transport", str(settings.transport)]
-    if settings.secret_file is not None:
-        words += ["--secret-file", str(settings.secret_file)]
-    return shlex.join(words)
+        outputs.judge()
+    except BaseException:
+        try:
+            outputs.write()
+        except LocalFileError as error:  # beside what is worse
+            output.note(f"orbit: {error}")
+        raise
+    outputs.write()
 
 
 def _server(text: str) -> NodeAddress | Endpoint:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..bench.paths import rail_words, rdma_words
 from .output import human_bytes
 
 _INDENT = " " * 8
@@ -66,5 +67,5 @@ def _rails(facts: Mapping[str, Any]) -> Iterator[str]:
             found.append(f"firmware {rail['firmware']}")
         if rail.get("numa_node", -1) >= 0:
             found.append(f"NUMA node {rail['numa_node']}")
-        name = f"{rail.get('device')}:{rail.get('port')} gid {rail.get('gid_index')}"
-        yield f"rdma/{name} {rail.get('gid', '')}: {', '.join(filter(None, found))}"
+        words = rail_words(rail.get("device"), rail.get("port"), rail.get("gid_index"))
+        yield f"{rdma_words([words])} {rail.get('gid', '')}: {', '.join(filter(None, found))}"

@@ -25,9 +25,8 @@ _OF_PLAN: Options = (
         multiple=True,
         default=(Verb.GET_INTO,),
         callback=parse_verbs,
-        show_default="get_into",
         metavar="VERB[,VERB]...",
-        help=f"{', '.join(Verb)}.",
+        help=f"{', '.join(Verb)}; default {Verb.GET_INTO}.",
     ),
     click.option(
         "--size",
@@ -77,10 +76,19 @@ _OF_PLAN: Options = (
         help="Which bytes are compared with what the seed says.",
     ),
     click.option(
-        "--seed", type=int, default=0, show_default=True, metavar="N", help="Of the payload."
+        "--seed",
+        type=int,
+        default=0,
+        show_default=True,
+        metavar="N",
+        help="Of the payload's bytes.",
     ),
     click.option("--no-baseline", is_flag=True, help="Measure orbit alone."),
-    click.option("--perftest", is_flag=True, help="Also by perftest, where both ends have it."),
+    click.option(
+        "--perftest",
+        is_flag=True,
+        help="Measure perftest, too, where RDMA ran and both ends have it.",
+    ),
 )
 
 _OF_NODE: Options = (
@@ -92,7 +100,12 @@ _OF_NODE: Options = (
         metavar="NAME",
         help="RDMA device to use; may be repeated. Default: all.",
     ),
-    click.option("--rails", type=click.IntRange(1, 64), metavar="N", help="Rails to use."),
+    click.option(
+        "--rails",
+        type=click.IntRange(1, 64),
+        metavar="N",
+        help="How many rails to use. Default: all.",
+    ),
     click.option(
         "--gid-index",
         type=click.IntRange(0, 65_535),
@@ -105,7 +118,7 @@ _OF_NODE: Options = (
         default=2,
         show_default=True,
         metavar="N",
-        help="Queue pairs of an array.",
+        help="Queue pairs between two rails.",
     ),
     click.option(
         "--progress",
@@ -119,7 +132,7 @@ _OF_NODE: Options = (
         type=click.Choice(HOST_MEMORY),
         default="direct",
         show_default=True,
-        help="Of read and write: in place, or through a copy.",
+        help="Whether read and write work in place, or through a copy.",
     ),
     secret_file_option,
 )
@@ -132,7 +145,7 @@ _OF_OUTPUT: Options = (
         help="Also as CSV; - for standard output instead of tables.",
     ),
     click.option("--out", type=_FILE, metavar="FILE", help="Also as JSON, for `compare`."),
-    click.option("--plot", type=_FILE, metavar="FILE", help="Also as a picture, svg or png."),
+    click.option("--plot", type=_FILE, metavar="FILE", help="Also as a picture, .svg or .png."),
     json_option,
 )
 

@@ -6,14 +6,16 @@ What a report's problems mean for the exit status is decided here.
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..bench.csv_file import to_csv
 from ..bench.memcpy import memcpy_rates
-from ..bench.plot import SUFFIXES, plot
+from ..bench.plot import check_plot, plot
 from ..bench.problems import Kind, kind_of, problems_of
 from ..bench.report import Report, reports_from_json
 from ..errors import OrbitError, PathUnavailable, UsageError
@@ -44,17 +46,13 @@ class Outputs:
         if self.as_json and self.csv == _STDOUT:
             raise UsageError("--json and --csv - both want standard output")
         for path in (self.csv, self.out, self.plot):
-            if path not in (None, _STDOUT) and not path.parent.is_dir():
-                raise UsageError(f"{path.parent} is no folder")
-        if self.plot is None:
-            return
-        if self.plot.suffix.lower() not in SUFFIXES:
-            raise UsageError(f"{self.plot}: a plot ends in one of {', '.join(SUFFIXES)}")
-        if find_spec("matplotlib") is None:
-            raise UsageError("plots need matplotlib", hint="pip install orbit[plot]")
+            if path is not None and (path is not self.csv or path != _STDOUT):
+                _check_place(path)
+        if self.plot is not None:
+            check_plot(self.plot)
 
     def add(self, report: Report) -> None:
-        """Judge it, and show it."""
+        """Judge it, and show it. Raises LocalFileError: standard output takes no more."""
         found = problems_of(report, memcpy_rates(report.plan.sizes))
         report = replace(report, problems=(*report.problems, *found))
         self.reports.append(report)
@@ -63,22 +61,40 @@ class Outputs:
         elif self.csv != _STDOUT:
             from .bench_table import show_report
 
-            show_report(report)
+            try:
+                show_report(report)
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise LocalFileError.of("standard output", error) from error
 
     def write(self) -> None:
-        """The files. Raises LocalFileError."""
+        """All files, also when one of them cannot be had. Raises LocalFileError: the first such."""
+        failed: list[LocalFileError] = []
+        for path, write in self._files():
+            try:
+                write()
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                failed.append(LocalFileError.of(path, error))
+        for one in failed[1:]:
+            output.note(f"orbit: {one}")
+        if failed:
+            raise failed[0]
+
+    def _files(self) -> Iterator[tuple[Path, Callable[[], object]]]:
         if not self.reports:
             return
-        if self.csv is not None:
-            text = to_csv(self.reports)
-            if self.csv == _STDOUT:
-                print(text, end="", flush=True)
-            else:
-                _write(self.csv, text)
         if self.out is not None:
-            _write(self.out, "".join(f"{json.dumps(r.to_mapping())}\n" for r in self.reports))
+            lines = "".join(f"{json.dumps(r.to_mapping())}\n" for r in self.reports)
+            yield self.out, partial(self.out.write_text, lines, "utf-8")
+        if self.csv == _STDOUT:
+            yield _STDOUT, partial(print, to_csv(self.reports), end="", flush=True)
+        elif self.csv is not None:
+            yield self.csv, partial(self.csv.write_text, to_csv(self.reports), "utf-8")
         if self.plot is not None and any(row.ops for r in self.reports for row in r.rows):
-            plot(self.reports, self.plot)
+            yield self.plot, partial(plot, self.reports, self.plot)
 
     def judge(self) -> None:
         """Raises what makes the command fail: other bytes, another path, figures not to believe."""
@@ -110,11 +126,14 @@ def read_reports(path: Path) -> tuple[Report, ...]:
         raise UsageError(f"{path}: {error}") from error
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, "utf-8")
-    except OSError as error:
-        raise LocalFileError.of(path, error) from error
+def _check_place(path: Path) -> None:
+    """Raises UsageError, LocalFileError: no file can be written there."""
+    if path == _STDOUT:
+        raise UsageError("only --csv writes to standard output as -")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent} is no folder")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise LocalFileError(f"{path}: cannot be written")
 
 
 def outputs_of(given: dict[str, Any]) -> Outputs:

@@ -1,10 +1,13 @@
 """A report of `orbit bench` as text: circumstances, figures, costs, phases and problems.
 
-The same columns on a terminal and in a pipe: a line is as long as its figures, never cut.
+The same columns on a terminal and in a pipe. A line of figures is as long as these are, never cut;
+lines of words are folded.
 """
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from collections.abc import Sequence
 from typing import Final
 
@@ -14,17 +17,18 @@ from rich.text import Text
 
 from ..bench import figures
 from ..bench.compare import Comparison
-from ..bench.plan import Plan, Verb
+from ..bench.plan import Plan
 from ..bench.report import Report, Row, Source
 from ..model import PathReason
 from .bench_header import end_lines
+from .bench_notes import notes_of
 from .output import short_bytes
 
-_WIDTH: Final = 1000  # no line is folded
+_WIDTH: Final = 1000  # no line of figures is folded
+_WORDS_WIDTH: Final = 100
 _NOT_KNOWN: Final = "-"
 _TOTAL: Final = "total"
 _TOLD: Final = set(PathReason) - {PathReason.OK, PathReason.ASKED}
-_SLOWEST: Final = "* of so few operations it is the slowest one"
 _PERCENTS: Final = (("p50", "p50"), ("p90", "p90"), ("p99", "p99"), ("p999", "p99.9"))
 
 
@@ -32,16 +36,16 @@ def show_report(report: Report) -> None:
     """To stdout."""
     console = _console()
     console.print(f"orbit bench {report.plan.verb}", style="bold")
-    console.print(f"asked   {_asked(report.plan)}")
+    console.print(_folded(f"asked   {_asked(report.plan)}", indent=8))
     for line in end_lines(report.client, report.server):
-        console.print(line)
+        console.print(_folded(line, indent=8))
     console.print()
     rows = [row for row in report.rows if not row.is_missing]
     _show_figures(console, report, rows)
     _show_costs(console, rows)
     _show_phases(console, rows)
-    for line in _notes(report):
-        console.print(line, style="dim")
+    for line in notes_of(report):
+        console.print(_folded(line, indent=2), style="dim")
     for problem in report.problems:
         console.print(f"problem: {problem}", style="bold red")
     console.print()
@@ -50,9 +54,8 @@ def show_report(report: Report) -> None:
 def show_comparison(found: Comparison) -> None:
     """To stdout. Ratios are B over A."""
     console = _console()
-    heads = [
-        f"{run} {unit}" for unit in ("GB/s", "p50 us", "p99 us") for run in ("A", "B", "B/A of")
-    ]
+    units = ("GB/s", "p50 us", "p99 us")
+    heads = [head for unit in units for head in (f"A {unit}", f"B {unit}", "B/A")]
     table = _table("verb", "size", "by", *heads, left=(0, 2))
     for pair in found.pairs:
         cells = [pair.verb, short_bytes(pair.size), pair.source]
@@ -61,7 +64,7 @@ def show_comparison(found: Comparison) -> None:
         cells += [ratio(pair.p50_ratio), us(pair.a.latency.p99), us(pair.b.latency.p99)]
         table.add_row(*cells, ratio(pair.p99_ratio))
     console.print(table)
-    console.print("GB/s: a ratio above 1 is faster; latency: one above 1 is slower", style="dim")
+    console.print("B/A above 1 is faster of GB/s, and slower of a latency", style="dim")
     if found.differences:
         console.print("What else differs, A and B:", style="bold yellow")
     for text in (*found.differences, *found.unmatched):
@@ -92,14 +95,17 @@ def _asked(plan: Plan) -> str:
 
 
 def _show_figures(console: Console, report: Report, rows: Sequence[Row]) -> None:
-    """Rates and latencies; orbit's rate over each baseline's in the baseline's line."""
+    """Rates and latencies; orbit's rate over each baseline's stands in the baseline's line."""
     heads = [head for _, head in _PERCENTS]
-    first = ("size", "by", "ops", "errors", "GB/s", "Gb/s", "orbit/it")
+    beside = any(row.source is not Source.ORBIT for row in rows)
+    first = ("size", "by", "ops", "GB/s", "Gb/s", *(["ratio"] if beside else []))
     table = _table(*first, *heads, "max us", left=(1,))
     for row in rows:
-        cells = [short_bytes(row.size), str(row.source), str(row.ops), str(row.errors)]
+        cells = [short_bytes(row.size), str(row.source), str(row.ops)]
         cells += [rate(figures.gb_per_s(row)), rate(figures.gbit_per_s(row))]
-        cells.append("" if row.source is Source.ORBIT else ratio(figures.ratio_to(report, row)))
+        if beside:
+            ours = row.source is Source.ORBIT
+            cells.append("" if ours else ratio(figures.ratio_to(report, row)))
         cells += [_percentile(row, name) for name, _ in _PERCENTS]
         table.add_row(*cells, us(row.latency.max), style=_style(row))
     console.print(table)
@@ -114,15 +120,14 @@ def _percentile(row: Row, name: str) -> str:
 
 
 def _show_costs(console: Console, rows: Sequence[Row]) -> None:
-    cpu = ("client CPU s/GiB", "server CPU s/GiB")
-    rest = ("crossings/op", "copies/byte", "verified", "path")
-    table = _table("size", "by", *cpu, *rest, left=(1, 7))
+    """Errors, what both ends spent, and the path that ran."""
+    heads = ("errors", "CPU client", "server", "crossings/op", "copies/B", "path")
+    table = _table("size", "by", *heads, left=(1, 7))
     for row in rows:
-        cells = [short_bytes(row.size), str(row.source)]
+        cells = [short_bytes(row.size), str(row.source), str(row.errors)]
         cells += [_number(figures.cpu_s_per_gib(row, end)) for end in (row.client, row.server)]
         cells.append(_number(figures.crossings_per_op(row), digits=1))
         cells.append(_number(figures.copies_per_byte(row)))
-        cells.append(str(row.verified) if row.verified else _NOT_KNOWN)
         table.add_row(*cells, _path(row), style=_style(row))
     console.print(table)
     console.print()
@@ -149,30 +154,6 @@ def _show_phases(console: Console, rows: Sequence[Row]) -> None:
     console.print()
 
 
-def _notes(report: Report) -> Sequence[str]:
-    plan = report.plan
-    items = "" if plan.batch == 1 else f" of {plan.batch} items"
-    trip = ", a full round trip and never half of it" if plan.verb is Verb.UNARY else ""
-    beside = any(figures.ratio_to(report, row) is not None for row in report.rows)
-    slowest = any(
-        figures.is_slowest(percent, row.ops)
-        for row in report.rows
-        if row.ops
-        for percent in figures.NAMED.values()
-    )
-    return [
-        "1 GB/s is 1e9 bytes/s and 1 Gb/s 1e9 bits/s; sizes are binary",
-        f"latencies are in us, of a whole operation{items}{trip}; phases are medians",
-        *(["orbit/it is orbit's rate over that of the baseline in its line"] if beside else []),
-        *([_SLOWEST] if slowest else []),
-        *(
-            f"no {row.source} to compare {short_bytes(row.size)} with: {row.reason}"
-            for row in report.rows
-            if row.is_missing
-        ),
-    ]
-
-
 def _number(value: float | None, *, digits: int = 2, times: float = 1.0) -> str:
     return _NOT_KNOWN if value is None else f"{value * times:.{digits}f}"
 
@@ -186,6 +167,18 @@ def _table(*heads: str, left: Sequence[int] = ()) -> Table:
     for number, head in enumerate(heads):
         table.add_column(Text(head), justify="left" if number in left else "right", no_wrap=True)
     return table
+
+
+def _folded(line: str, indent: int) -> str:
+    width = min(_WORDS_WIDTH, shutil.get_terminal_size((_WORDS_WIDTH, 0)).columns)
+    return textwrap.fill(
+        line,
+        width,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
 
 
 def _console() -> Console:

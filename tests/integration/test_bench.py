@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from orbit.bench import server as bench_server
-from orbit.bench.client import Desk, run_plan
+from orbit.bench.client import Desk, Incomplete, Progress, run_plan
 from orbit.bench.ends import End, NodeSettings
 from orbit.bench.offers import Offer, offer_for
 from orbit.bench.plan import Plan, Verb, Verify
 from orbit.bench.problems import problems_of
 from orbit.bench.report import Report, Source
 from orbit.bench.server import BenchServer
-from orbit.errors import PeerRefused
+from orbit.errors import PeerLost, PeerRefused
 from orbit.model import Transport
 from orbit.protocol.address import NodeAddress
 from orbit.testing import waiting
@@ -53,6 +53,9 @@ def test_every_verb_by_tcp(run_async: Run, verb: Verb) -> None:
             if not verb.of_messages:
                 assert {"acquire", "total"} <= set(report.rows[2].phases)
                 assert report.rows[2].client.copied_bytes == 0
+            if verb is Verb.GET_INTO:
+                phases = report.rows[2].phases
+                assert 0 < phases["release"] < phases["total"]
 
     run_async(main())
 
@@ -160,6 +163,57 @@ def test_a_killed_client_frees_its_server(run_async: Run) -> None:
     with cli.start("bench", "serve", "--json") as process:
         assert process.stdout is not None
         run_async(main(json.loads(process.stdout.readline())["address"]))
+
+
+def test_a_server_that_dies_costs_the_sizes_that_follow_only(run_async: Run) -> None:
+    async def main(text: str, kill: Callable[[], None]) -> None:
+        def step(progress: Progress) -> None:
+            if progress.size == 4096:
+                kill()
+
+        plan = plan_of(Verb.GET_INTO, 64, 4096, iterations=None, duration=0.2)
+        with pytest.raises(Incomplete) as raised:
+            await run_plan(plan, NodeAddress.parse(text), HERE, progress=step)
+        report = raised.value.report
+        assert [row.size for row in report.rows] == [64]
+        assert isinstance(raised.value.cause, PeerLost)
+        (problem,) = report.problems
+        assert problem.startswith("get_into: ended early: ")
+        assert "get_into 4096 bytes: not measured" in problems_of(report, {})
+
+    with cli.start("bench", "serve", "--json") as process:
+        assert process.stdout is not None
+        run_async(main(json.loads(process.stdout.readline())["address"], process.kill))
+
+
+def test_a_run_that_is_stopped_keeps_its_sizes(run_async: Run) -> None:
+    async def main() -> None:
+        seen = asyncio.Event()
+        async with BenchServer(HERE) as server:
+            plan = plan_of(Verb.GET_INTO, 64, 4096, iterations=None, duration=0.2)
+
+            def step(progress: Progress) -> None:
+                if progress.size == 4096:
+                    seen.set()
+
+            run = asyncio.ensure_future(run_plan(plan, server.address, HERE, progress=step))
+            await seen.wait()
+            run.cancel()
+            with pytest.raises(Incomplete) as raised:
+                await run
+            assert isinstance(raised.value.cause, asyncio.CancelledError)
+            assert raised.value.report.problems == ("get_into: ended early: stopped",)
+            await waiting.until(lambda: not server.busy)
+
+    run_async(main())
+
+
+def test_a_server_ends_with_whoever_reads_its_line() -> None:
+    with cli.start("bench", "serve", "--json") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(cli.TIMEOUT_S) == 0
 
 
 def test_the_command_measures_between_two_processes() -> None:

@@ -4,7 +4,8 @@
 there is the caller's. No baseline touches memory, queue pairs or connections of a node.
 """
 
+from .asking import ANSWER_S
 from .measuring import baseline_rows
 from .server import BaselineServer
 
-__all__ = ["BaselineServer", "baseline_rows"]
+__all__ = ["ANSWER_S", "BaselineServer", "baseline_rows"]

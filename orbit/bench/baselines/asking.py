@@ -13,7 +13,7 @@ from typing import Any, Final
 from ...errors import OrbitError, PeerProtocolError, UsageError
 from ...protocol.messages import RailHint
 from ..plan import Plan, Verb
-from ..report import EndUsage, Latency, Row, Source
+from ..report import NO_LATENCY, EndUsage, Latency, Row, Source
 
 Request = Mapping[str, Any]
 Ask = Callable[[str, Request], Awaitable[Request]]
@@ -22,6 +22,8 @@ OPS_MAX: Final = 1_000_000
 CONNECTIONS_MAX: Final = 64
 SECONDS_MAX: Final = 60.0  # of one baseline of one size
 STALL_S: Final = 20.0  # without any progress
+RUN_S: Final = SECONDS_MAX + 2 * STALL_S  # the operations of one run, with warm-up and end
+ANSWER_S: Final = RUN_S + STALL_S  # for any answer of the server
 
 _DEVICE = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 
@@ -69,10 +71,6 @@ def rail_of(request: Request, name: str) -> RailHint:
     if not _DEVICE.match(text(found, "device")):
         raise PeerProtocolError(f"baseline: {rail.device!r} is no name of a device")
     return rail
-
-
-def path_of(rail: RailHint) -> str:
-    return f"rdma/{rail.device}:{rail.port} gid {rail.gid_index}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +156,7 @@ def failed_row(work: Work, source: Source, path: str, error: OrbitError) -> Row:
         ops=0,
         errors=1,
         seconds=0.0,
-        latency=Latency(p50=0.0, p90=0.0, p99=0.0, p999=0.0, max=0.0),
+        latency=NO_LATENCY,
         path=path,
         reason=str(error),
     )

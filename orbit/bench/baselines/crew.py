@@ -26,6 +26,8 @@ class Crew:
     async def results(self, started: Sequence[Future[T]], timeout_s: float) -> list[T]:
         """Raises the first error of any of them, or DeadlineExceeded; the others run on."""
         waits = [asyncio.wrap_future(job) for job in started]
+        for one in waits:
+            one.add_done_callback(_seen)
         done, late = await asyncio.wait(
             waits, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION
         )
@@ -41,3 +43,9 @@ class Crew:
     async def close(self) -> None:
         """Until everything that was started has ended."""
         await asyncio.to_thread(self._pool.shutdown)
+
+
+def _seen(ended: asyncio.Future[T]) -> None:
+    """An error that comes when nobody waits any more is nobody's."""
+    if not ended.cancelled():
+        ended.exception()

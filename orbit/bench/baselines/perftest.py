@@ -18,8 +18,7 @@ from ...errors import DeadlineExceeded, PathUnavailable, PeerProtocolError, Usag
 from ...model import PathName, PathReason
 from ...protocol.messages import RailHint
 from .asking import (
-    SECONDS_MAX,
-    STALL_S,
+    RUN_S,
     Ask,
     Measured,
     Request,
@@ -29,10 +28,9 @@ from .asking import (
     rail_to_wire,
     text,
 )
-from .perftest_commands import DEPTH_MAX, ITERATIONS_MAX, ITERATIONS_MIN, SIZE_MAX, Run
+from .perftest_commands import DEPTH_MAX, ITERATIONS_MAX, ITERATIONS_MIN, SIZE_MAX, TOOLS, Run
 from .read_chain import rail_for
 
-RUN_S: Final = SECONDS_MAX + STALL_S
 _TRIES: Final = 20  # of the client, while the server starts
 _BETWEEN_S: Final = 0.2
 # perftest's own port and those above. Ephemeral ports, from 32768 on, would collide with others'.
@@ -99,7 +97,8 @@ async def measure(work: Work, ask: Ask, hosts: Sequence[str], rail: RailHint) ->
 
 
 def installed() -> bool:
-    return all(map(shutil.which, ("ib_read_bw", "ib_write_bw", "ib_send_lat")))
+    """All tools that are used here."""
+    return all(map(shutil.which, TOOLS))
 
 
 async def _printed(command: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 figures become ours. Starts nothing.
 
 Two unlike units are turned round here: its MB is 2**20 bytes, and its send latency is half of a
-round trip.
+round trip. Its bandwidth tests print no latencies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from ...errors import UsageError
 from ...protocol.messages import RailHint
 from ..figures import latency_of
-from ..report import EndUsage, Latency
+from ..report import NO_LATENCY, EndUsage
 from .asking import Measured, Work
 
 READ_BW, WRITE_BW, SEND_LAT = "ib_read_bw", "ib_write_bw", "ib_send_lat"
@@ -25,8 +25,6 @@ SIZE_MAX: Final = 1 << 30
 DEPTH_MAX: Final = 512
 ITERATIONS_MAX: Final = 10_000_000
 _MIB: Final = 1 << 20
-# Latencies of a bandwidth test are not printed.
-_NOT_TOLD: Final = Latency(p50=0.0, p90=0.0, p99=0.0, p999=0.0, max=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ class Run:
         if not rate:
             return None
         ops = self.iterations // work.batch
-        return Measured(ops * work.nbytes / rate, _NOT_TOLD, ops, EndUsage(), EndUsage())
+        return Measured(ops * work.nbytes / rate, NO_LATENCY, ops, EndUsage(), EndUsage())
 
 
 def _average_rate(printed: str, size: int) -> float:

@@ -20,8 +20,7 @@ from ..figures import latency_of
 from ..plan import SIZE_MAX
 from ..report import EndUsage
 from .asking import (
-    SECONDS_MAX,
-    STALL_S,
+    RUN_S,
     Ask,
     Measured,
     Request,
@@ -35,7 +34,6 @@ from .chain_moves import Moved, Mover
 from .crew import Crew
 
 OPEN_S: Final = 30.0
-RUN_S: Final = SECONDS_MAX + 2 * STALL_S
 
 
 def rail_for(mine: Sequence[RailHint], theirs: RailHint) -> RailHint:

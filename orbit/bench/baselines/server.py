@@ -1,11 +1,11 @@
-"""Answers the baselines of one client at a time; what a request starts, the next one or `close`
-ends.
+"""Answers the baselines of one client at a time, one after the other: what a request opens, the
+next one that opens, or `close`, ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import PeerProtocolError
 from ...protocol.address import NodeAddress
@@ -19,6 +19,9 @@ from .socket_server import SocketLoopServer
 
 if TYPE_CHECKING:
     from ..ends import NodeSettings
+
+
+_OPENING: Final = ("socket.open", "chain.open", "perftest.start")
 
 
 class BaselineServer:
@@ -41,6 +44,8 @@ class BaselineServer:
 
     async def answer(self, kind: str, request: Request) -> dict[str, Any]:
         """Raises OrbitError: the request is refused, or could not be done."""
+        if kind in _OPENING:
+            await self.close()
         match kind:
             case "about":
                 return {"hosts": self._hosts, "rdma": self._rails, "perftest": installed()}

@@ -17,9 +17,9 @@ from ...errors import OrbitError, PeerLost
 from ..figures import latency_of
 from ..plan import Verb
 from ..report import EndUsage
-from .asking import Ask, Measured, Work, integer, octets
+from .asking import RUN_S, Ask, Measured, Work, integer, octets
 from .crew import Crew
-from .socket_server import RUN_S, TOKEN_BYTES
+from .socket_server import TOKEN_BYTES
 from .sockets import connect, end, receive
 
 

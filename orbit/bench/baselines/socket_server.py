@@ -17,12 +17,11 @@ from typing import Any, Final
 
 from ...errors import OrbitError, PeerLost, PeerProtocolError, PeerUnreachable
 from ..plan import SIZE_MAX
-from .asking import CONNECTIONS_MAX, OPS_MAX, SECONDS_MAX, STALL_S, Request, integer
+from .asking import CONNECTIONS_MAX, OPS_MAX, RUN_S, STALL_S, Request, integer
 from .crew import Crew
 from .sockets import end, receive, set_up
 
 TOKEN_BYTES: Final = 32
-RUN_S: Final = SECONDS_MAX + 2 * STALL_S
 
 
 class SocketLoopServer:
@@ -38,7 +37,7 @@ class SocketLoopServer:
         await self.close()
         out, back = (integer(request, name, 1, SIZE_MAX) for name in ("out", "back"))
         connections = integer(request, "connections", 1, CONNECTIONS_MAX)
-        if max(connections * out, back) > self._room:
+        if connections * out + back > self._room:
             raise PeerProtocolError(
                 f"baseline: {connections} connections that bring {out} bytes and take {back} "
                 f"need more than the {self._room} bytes that this end may use"

@@ -38,6 +38,7 @@ class Handles:
         # What is read into begins as nothing that the server has.
         begins = Pattern(plan.seed + (plan.verb is not Verb.PUT))
         slots = self._slots = Slots(plan.inflight, plan.batch, self._bench.size, begins)
+        await slots.fill_all()
         self._region = await self._node.register_owned(slots.memory)
 
     async def close(self) -> None:
@@ -46,6 +47,10 @@ class Handles:
 
     def ready(self, worker: int, turn: int) -> None:
         """Nothing leaves this end."""
+
+    def differs(self, worker: int, turn: int) -> Mismatch | None:
+        """Nothing arrives at this end."""
+        return None
 
     def went_by(self, here: Usage, there: Usage) -> str | None:
         return None  # each lease has said it
@@ -56,8 +61,12 @@ class Handles:
         places = self._slots.places_of(worker)
         return [self._region.slice(at, self._bench.size) for at in places]
 
-    def _moved(self, done: Lease | Put, more: dict[str, float] | None = None) -> Moved:
-        return Moved(done.path, done.rails, done.reason, {**done.phases, **(more or {})})
+    def _moved(self, done: Lease | Put, released: float | None = None) -> Moved:
+        """`released`: seconds for giving the lease back, which belong to the whole, too."""
+        phases = dict(done.phases)
+        if released is not None:
+            phases |= {"release": released, "total": phases.get("total", 0.0) + released}
+        return Moved(done.path, done.rails, done.reason, phases)
 
 
 class Gets(Handles):
@@ -83,19 +92,17 @@ class Gets(Handles):
         arrived = time.perf_counter()
         leases = [lease for _, lease in got]
         await asyncio.gather(*map(node.detach, handles, leases))
-        released = {"release": time.perf_counter() - arrived}
+        released = time.perf_counter() - arrived
         return [self._moved(lease, released) for lease in leases]
 
-    async def check(self, worker: int, turn: int) -> Mismatch | None:
+    def differs(self, worker: int, turn: int) -> Mismatch | None:
         kept = self._fresh.get(worker, [])
         views = [view for view in kept if view is not None]
         if self._slots is not None:
             views = self._slots.pieces(worker)
         for item, view in enumerate(views):
             number = variant(turn, item)
-            byte = self._pattern.differs(view, number, self._plan.verify)
-            if len(view) != self._bench.size:
-                byte = min(len(view), self._bench.size)
+            byte = self._pattern.wrong(view, self._bench.size, number, self._plan.verify)
             if byte is not None:
                 return Mismatch(item, byte)
         return None
@@ -108,7 +115,7 @@ class Puts(Handles):
 
     async def open(self) -> None:
         await super().open()
-        if len(self._handles) != self._plan.inflight * self._plan.batch:
+        if len(self._handles) != self._plan.items:
             raise PeerProtocolError(f"the server offers {len(self._handles)} destinations")
 
     def ready(self, worker: int, turn: int) -> None:
@@ -129,6 +136,3 @@ class Puts(Handles):
                 raise one
             done.append(one)
         return [self._moved(put) for put in done]
-
-    async def check(self, worker: int, turn: int) -> Mismatch | None:
-        return await self._bench.checked_there(worker, turn)

@@ -40,8 +40,8 @@ class Messages:
         self._moved_by = Moved(PathName.LOCAL)
 
     async def open(self) -> None:
-        plan = self._plan
-        await self._bench.end.map_registered(self._bench.size, plan.inflight * plan.batch)
+        await self._slots.fill_all()
+        await self._bench.end.map_registered(self._bench.size, self._plan.items)
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -62,14 +62,10 @@ class Messages:
         await _all(sends)
         return [self._moved(send) for send in sends]
 
-    async def check(self, worker: int, turn: int) -> Mismatch | None:
-        if self._plan.verb is Verb.MSG:
-            return await self._bench.checked_there(worker, turn)
-        for item, answer in enumerate(self._answers.pop(worker)):
+    def differs(self, worker: int, turn: int) -> Mismatch | None:
+        for item, answer in enumerate(self._answers.pop(worker, ())):
             number = self._slots.number(worker, turn, item)
-            byte = self._pattern.differs(answer, number, self._plan.verify)
-            if len(answer) != self._bench.size:
-                byte = min(len(answer), self._bench.size)
+            byte = self._pattern.wrong(answer, self._bench.size, number, self._plan.verify)
             if byte is not None:
                 return Mismatch(item, byte)
         return None

@@ -30,12 +30,13 @@ class Ranges:
         self._slots = Slots(plan.inflight, plan.batch, bench.size, begins)
         self._remote = RemoteRegion.parse(bench.offered("region", str))
         self._stride = stride_of(bench.size)
-        pieces = VARIANTS if self._reads else plan.inflight * plan.batch
+        pieces = VARIANTS if self._reads else plan.items
         if self._remote.nbytes != pieces * self._stride:
             raise PeerProtocolError(f"the server offers a region of {self._remote.nbytes} bytes")
         self._local: EngineRegion | None = None
 
     async def open(self) -> None:
+        await self._slots.fill_all()
         self._local = await self._bench.end.engine.register(
             self._slots.memory, access=RegionAccess.LOCAL
         )
@@ -53,9 +54,7 @@ class Ranges:
         results = await self._bench.end.engine.submit(requests)
         return [Moved(one.path, one.rails, phases=one.phases) for one in results]
 
-    async def check(self, worker: int, turn: int) -> Mismatch | None:
-        if not self._reads:
-            return await self._bench.checked_there(worker, turn)
+    def differs(self, worker: int, turn: int) -> Mismatch | None:
         for item, piece in enumerate(self._slots.pieces(worker)):
             byte = self._pattern.differs(piece, variant(turn, item), self._plan.verify)
             if byte is not None:

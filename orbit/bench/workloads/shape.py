@@ -47,7 +47,7 @@ class Bench:
 class Workload(Protocol):
     """Operations are named by their worker and its turn. One worker runs one at a time."""
 
-    checks_here: bool  # `check` needs nobody else
+    checks_here: bool  # the bytes arrive at this end; else the server compares them
 
     async def open(self) -> None:
         """Take the memory of all workers, and register it where there is RDMA."""
@@ -58,8 +58,8 @@ class Workload(Protocol):
     async def operate(self, worker: int, turn: int) -> Sequence[Moved]:
         """On the clock: move every item of the operation, and give back what that took."""
 
-    async def check(self, worker: int, turn: int) -> Mismatch | None:
-        """After the clock: whether the bytes are what they must be."""
+    def differs(self, worker: int, turn: int) -> Mismatch | None:
+        """After the clock, where `checks_here`: a byte that is not what it must be."""
 
     def went_by(self, here: Usage, there: Usage) -> str | None:
         """By which path the payloads went, where operations cannot say it; else None. What both

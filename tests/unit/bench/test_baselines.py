@@ -7,6 +7,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -151,7 +152,7 @@ class Chain:
         self.mine, theirs = providers
         self.server = BaselineServer(SETTINGS, address((self.rails[1],)), theirs)
 
-    def rows(self, verb: Verb, **more: Any) -> list[Row]:
+    def rows(self, verb: Verb, *, perftest: bool = False, **more: Any) -> list[Row]:
         async def run() -> list[Row]:
             rows = await baseline_rows(
                 plan(verb, **more),
@@ -159,6 +160,7 @@ class Chain:
                 5,
                 asking(self.server),
                 SETTINGS,
+                perftest=perftest,
                 rails=self.rails[:1],
                 path="rdma/one:1 gid 1",
                 provider=self.mine,
@@ -210,6 +212,34 @@ def test_a_device_that_cannot_be_opened_says_so() -> None:
     row, _ = chain.rows(Verb.READ)
     assert "reg_mr" in row.reason
     chain.check_left()
+
+
+def test_a_perftest_that_is_not_there_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    rows = Chain().rows(Verb.READ, perftest=True)
+    (told,) = [row for row in rows if row.source is Source.PERFTEST]
+    assert told.is_missing
+    assert "perftest is not installed at the server" in told.reason
+
+
+def test_one_baseline_is_open_at_a_time() -> None:
+    """However many a client asks for: what they may use together is the memory of one."""
+
+    async def run() -> None:
+        server = BaselineServer(SETTINGS, address())
+        asked = {"out": 9, "back": 1, "connections": 1, "warmup": 0}
+        told = await server.answer("socket.open", asked)
+        with pytest.raises(PeerProtocolError):
+            await server.answer("chain.open", {})
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", told["port"]), 5)
+        both_ways = {**asked, "out": 40 << 20, "back": 40 << 20}
+        with pytest.raises(PeerProtocolError, match="may use"):
+            await server.answer("socket.open", both_ways)
+
+    asyncio.run(run())
 
 
 def test_which_rail_ran() -> None:

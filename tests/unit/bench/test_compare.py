@@ -8,7 +8,7 @@ import pytest
 
 from orbit.bench.compare import compare
 from orbit.bench.plan import Verify
-from orbit.bench.report import Source
+from orbit.bench.report import NO_LATENCY, Source
 from orbit.errors import UsageError
 from tests.unit.bench.reports import baseline, report, row
 
@@ -27,6 +27,13 @@ def test_rows_are_matched_by_verb_size_and_source() -> None:
     )
     assert found.slower_than(0.9) == found.pairs[:1]
     assert found.slower_than(0.7) == ()
+
+
+def test_a_baseline_that_was_not_had_is_no_row() -> None:
+    missing = baseline(ops=0, errors=1, seconds=0.0, latency=NO_LATENCY, reason="refused")
+    found = compare([report()], [report(row(), missing)])
+    assert [pair.source for pair in found.pairs] == [Source.ORBIT]
+    assert found.unmatched == ("only A has get_into 1048576 bytes by socket",)
 
 
 def test_a_slower_baseline_is_no_slower_orbit() -> None:

@@ -126,7 +126,7 @@ def test_nothing_to_plot_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="written"):
+    with pytest.raises(FileNotFoundError):
         plot([report(Verb.READ)], tmp_path / "none" / "out.svg")
 
 

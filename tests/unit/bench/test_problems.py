@@ -16,7 +16,13 @@ from tests.unit.bench.reports import MEMCPY, SIZE, baseline, report, row
 
 BAD_LADDER = Latency(p50=2.0, p90=1.0, p99=3.0, p999=3.0, max=3.0)
 MLX = "rdma/mlx5_0:1 gid 3"
-RAIL = {"device": "mlx5_0", "port": 1, "rate": "100 Gb/sec (4X EDR)", "provider": "mlx5_core"}
+RAIL = {
+    "device": "mlx5_0",
+    "port": 1,
+    "gid_index": 3,
+    "rate": "100 Gb/sec (4X EDR)",
+    "provider": "mlx5_core",
+}
 
 
 def test_a_good_report_has_none() -> None:

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from orbit.bench.csv_file import COLUMNS, to_csv
-from orbit.bench.report import Report, Source, reports_from_json
+from orbit.bench.report import Report, reports_from_json
 from orbit.errors import UsageError
 from tests.unit.bench.reports import SIZE, baseline, report, row
 
@@ -17,8 +17,6 @@ from tests.unit.bench.reports import SIZE, baseline, report, row
 def test_a_report_survives_its_file() -> None:
     sent = report()
     assert Report.from_json(sent.to_json()) == sent
-    assert sent.baseline_of(sent.rows[0], Source.SOCKET) == sent.rows[1]
-    assert sent.baseline_of(sent.rows[1], Source.SOCKET) is None
 
 
 def test_a_file_has_one_report_after_the_other() -> None:
@@ -32,6 +30,14 @@ def test_a_file_has_one_report_after_the_other() -> None:
 def test_another_file_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         reports_from_json(text)
+
+
+@pytest.mark.parametrize("change", [{"ops": "many"}, {"seconds": None}, {"size": 1.5}])
+def test_figures_that_are_no_numbers_are_refused(change: dict[str, object]) -> None:
+    found = json.loads(report().to_json())
+    found["rows"][0] |= change
+    with pytest.raises(UsageError, match="no number"):
+        Report.from_json(json.dumps(found))
 
 
 def test_csv_has_a_line_for_each_row() -> None:

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from orbit.availability import Availability
+from orbit.bench.client import Incomplete
 from orbit.bench.ends import NodeSettings
 from orbit.bench.figures import latency_of
 from orbit.bench.measuring import Progress
@@ -158,10 +159,10 @@ def test_a_run_shows_what_really_ran(
     shown, said = capsys.readouterr()
     lines = [line.split() for line in shown.splitlines()]
     assert said == ""
-    figures = "1 MiB orbit 100 0 1.049 8.389 1000 1000 1000 1000* 1000"
+    figures = "1 MiB orbit 100 1.049 8.389 1000 1000 1000 1000* 1000"
     assert figures.split() in lines
-    assert "1 MiB socket 100 0 2.097 16.8 0.50 500 500 500 500* 500".split() in lines
-    assert "1 MiB orbit 0.51 0.26 - 1.00 100 tcp (not_pinned)".split() in lines
+    assert "1 MiB socket 100 2.097 16.8 0.50 500 500 500 500* 500".split() in lines
+    assert "1 MiB orbit 0 0.51 0.26 - 1.00 tcp (not_pinned)".split() in lines
     assert "1 MiB orbit 0.200 1.000".split() in lines
     assert "left: orbit 0.1.0" in shown
     assert "server  right: orbit 0.1.0" in shown
@@ -234,6 +235,29 @@ def test_what_was_measured_before_a_failure_is_kept(measured: Measured, tmp_path
     assert len(reports_from_json(out.read_text())) == 1
 
 
+def test_the_sizes_before_a_failure_are_kept(
+    measured: Measured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    partial = report(problems=("get_into: ended early: lost",))
+    measured(Incomplete(partial, PeerLost("p", "reset")))
+    out = tmp_path / "a.json"
+    assert bench("run", HERE, "--out", out) == ExitStatus.PEER
+    shown, said = capsys.readouterr()
+    assert "problem: get_into: ended early: lost" in shown
+    assert "p: connection lost (reset)" in said
+    (kept,) = reports_from_json(out.read_text())
+    assert kept.rows == partial.rows
+
+
+def test_a_file_that_cannot_be_had_costs_no_other_one(measured: Measured, tmp_path: Path) -> None:
+    measured(report())
+    plot = tmp_path / "a.svg"
+    plot.symlink_to("/dev/full")
+    words = ("--out", "/dev/full", "--csv", tmp_path / "a.csv", "--plot", plot)
+    assert bench("run", HERE, *words) == ExitStatus.FAILED
+    assert len((tmp_path / "a.csv").read_text().splitlines()) == 3
+
+
 @pytest.mark.parametrize(
     ("found", "status", "said"),
     [
@@ -272,10 +296,11 @@ def test_figures_not_to_be_believed_fail_the_command(
         (("run", HERE, "--op", "fly"), "'fly' is none of"),
         (("run", HERE, "--op", "read"), "no automatic transport"),
         (("run", HERE, "--duration", "1", "--iterations", "1"), "either"),
-        (("run", HERE, "--iterations", "0"), "nothing would be measured"),
+        (("run", HERE, "--iterations", "0"), "iterations=0"),
         (("run", HERE, "--json", "--csv", "-"), "standard output"),
-        (("run", HERE, "--plot", "a.pdf"), "a plot ends in one of"),
+        (("run", HERE, "--plot", "a.pdf"), "the format .pdf is not drawn"),
         (("run", HERE, "--out", "absent/a.json"), "is no folder"),
+        (("run", HERE, "--out", "-"), "only --csv writes to standard output"),
     ],
 )
 def test_what_cannot_be_done_is_said_before_anything_is_measured(
