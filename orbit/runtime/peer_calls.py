@@ -44,6 +44,8 @@ from .shelved import Access
 # An acquire may wait so long for its source's room. Who asked waits longer, or it would take this
 # node for dumb, and end the epoch.
 ADMIT_S_MAX: Final = 10.0
+# A quarter of what a link takes before it breaks; the largest answer is an eighth.
+INLINE_BACKLOG_MAX: Final = 1 << 20
 RANGES_MAX: Final = 4096  # of one lease: looking at them holds the event loop
 
 
@@ -234,7 +236,7 @@ class PeerCalls:
             raise _ended_early(access)
         span, reads = access.span, access.direction is Direction.READ
         nbytes, inline, transfer_id = span.nbytes, None, 0
-        if reads and nbytes <= min(request.inline_max, self._config.inline_max_bytes):
+        if reads and nbytes <= self._inline_max(session, request):
             inline = b"".join(piece.view for piece in span.pieces)
         elif nbytes:
             transfer_id = (await access.expose(self._paths.tcp, session)).transfer_id
@@ -256,6 +258,16 @@ class PeerCalls:
             int(access.direction),
         )
         return AcquireReply(ready=ready)
+
+
+    def _inline_max(self, session: Session, request: AcquireRequest) -> int:
+        """The largest payload for the answer itself. None while answers pile up: a link that is
+        over its backlog breaks, and the payload has a road that waits.
+        """
+        link = session.link
+        if link.accepted_bytes - link.taken_bytes > INLINE_BACKLOG_MAX:
+            return 0
+        return min(request.inline_max, self._config.inline_max_bytes)
 
 
 def _direction(request: AcquireRequest) -> Direction:

@@ -29,6 +29,25 @@ SIZES = (0, 1, INLINE_MAX - 1, INLINE_MAX, INLINE_MAX + 1, MIB - 1, MIB, MIB + 1
 pytestmark = pytest.mark.parametrize("loop_kind", LOOP_KINDS)
 
 
+def test_answers_with_payloads_do_not_pile_up_until_the_link_breaks(run_async: Run) -> None:
+    """Together they are more than the backlog of a link (4 MiB)."""
+
+    async def main() -> None:
+        async with nothing_left(), orbit.Node(TCP) as owner, orbit.Node(TCP) as consumer:
+            consumer.add_peer(owner.address)
+            payload = pattern(INLINE_MAX, seed=1)
+            handle = await owner.register_data(payload)
+            found = await asyncio.gather(*(consumer.get(handle) for _ in range(160)))
+            assert all(data == payload for data, _ in found)
+            await asyncio.gather(*(consumer.detach(handle, lease) for _, lease in found))
+            assert consumer.statistics().sessions == 1
+            counters = consumer.statistics().counters
+            assert not any(name.startswith("orbit_sessions_closed_total") for name in counters)
+            await consumer.release(handle, (await consumer.get(handle))[1])
+
+    run_async(main())
+
+
 @pytest.mark.parametrize("register", ["register_data", "register_data_pinned"])
 def test_every_size_arrives_whole(run_async: Run, register: str) -> None:
     async def main() -> None:
