@@ -264,8 +264,7 @@ class PeerCalls:
         """The largest payload for the answer itself. None while answers pile up: a link that is
         over its backlog breaks, and the payload has a road that waits.
         """
-        link = session.link
-        if link.accepted_bytes - link.taken_bytes > INLINE_BACKLOG_MAX:
+        if session.backlog_bytes > INLINE_BACKLOG_MAX:
             return 0
         return min(request.inline_max, self._config.inline_max_bytes)
 

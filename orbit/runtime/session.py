@@ -113,6 +113,10 @@ class ControlSession:
         return self.epoch.key
 
     @property
+    def backlog_bytes(self) -> int:
+        return self.link.accepted_bytes - self.link.taken_bytes
+
+    @property
     def local_hello(self) -> Hello:
         return self.epoch.local_hello
 

@@ -32,6 +32,7 @@ class StubSession:
         self.peer_endpoints: tuple[tuple[str, int], ...] = (endpoint,)
         self.dialed = dialer
         self.closed = False
+        self.backlog_bytes = 0
         self.handlers: Mapping[str, CallHandler] = {}
         self._other: StubSession | None = None
 

@@ -118,6 +118,10 @@ class Session(Protocol):
     def link(self) -> ControlLink:
         """What carries it: for the packets of the TCP message link, which ride beside the calls."""
 
+    @property
+    def backlog_bytes(self) -> int:
+        """What was sent over the link and has not left this process yet."""
+
     async def ping(self, timeout_s: float) -> float:
         """Seconds until the peer's event loop answered. Raises DeadlineExceeded, PeerError,
         ClosedError.

@@ -36,6 +36,7 @@ FAST = {
     "cancel": Script((60, -60, 60), ("finalize",), ("cancel",)),
     "death": Script((10, -80, 50), ("finalize", "fail"), ("die",)),
     "broken fetch and death": Script((10, -80, 50), ("finalize",), ("break", "die")),
+    "broken behind what is not here": Script((-10, -10), ("finalize",), ("break",)),
     "withdrawal and drop": Script((60, 60, 60), ("finalize",), ("withdraw", "drop")),
     "time": Script((60, -60), ("finalize",), ("time",)),
 }

@@ -344,13 +344,16 @@ class StreamReceiver(TableMachine[ReceiverState, ReceiverInput, ReceiverEffect])
     def _cut(
         self, end: StreamEnd, *, first: int | None = None, say: bool = True
     ) -> tuple[ReceiverState, list[ReceiverEffect]]:
-        """End here: keep the places before `first`, or before the first that is not complete."""
-        if first is None:
-            if self.end is not None and not self._unfetched:
-                return self.state, []  # all of it is here, the end too
-            ready = (i for i, place in enumerate(self._places) if not place.ready)
-            first = next(ready, len(self._places))
-        while len(self._places) > first:
+        """End here: keep the places before `first` and before the first that is not complete, which
+        nobody fetches any more.
+        """
+        if first is None and self.end is not None and not self._unfetched:
+            return self.state, []  # all of it is here, the end too
+        unready = (i for i, place in enumerate(self._places) if not place.ready)
+        kept = next(unready, len(self._places))
+        if first is not None:
+            kept = min(kept, first)
+        while len(self._places) > kept:
             place = self._places.pop()
             self._buffered_bytes -= place.charge
             self._unfetched -= not place.ready

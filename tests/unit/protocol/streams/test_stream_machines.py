@@ -213,6 +213,17 @@ def test_a_lost_link_keeps_what_is_complete() -> None:
     assert machine.end.kind is EndKind.LOST
 
 
+def test_a_broken_item_ends_what_is_still_fetched_before_it_too() -> None:
+    machine = receiver()
+    machine.step(r.ItemArrived(0, 1), 0.0)
+    machine.step(r.ItemArrived(1, 1, staged=True), 0.0)
+    machine.step(r.ItemArrived(2, 1, staged=True), 0.0)
+    assert machine.step(r.ItemBroken(2, "gone"), 0.0) == [r.SendCancel("gone"), r.Unbind()]
+    assert (machine.buffered, machine.ready) == (1, True)
+    machine.step(r.Taken(), 0.0)
+    assert machine.state is r.ReceiverState.ENDED
+
+
 def test_an_end_that_has_arrived_stands_whatever_becomes_of_the_link() -> None:
     machine = receiver()
     machine.step(r.ItemArrived(0, 1), 0.0)
