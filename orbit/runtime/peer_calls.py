@@ -259,7 +259,6 @@ class PeerCalls:
         )
         return AcquireReply(ready=ready)
 
-
     def _inline_max(self, session: Session, request: AcquireRequest) -> int:
         """The largest payload for the answer itself. None while answers pile up: a link that is
         over its backlog breaks, and the payload has a road that waits.
