@@ -18,6 +18,11 @@ def main(title: str, out: str) -> None:
     width = max(line.cell_len for line in text.split("\n"))
     console = Console(record=True, width=width + 1, file=io.StringIO(), highlight=False)
     console.print(text, soft_wrap=True)
+    draw(console, title, out)
+
+
+def draw(console: Console, title: str, out: str) -> None:
+    """What `console` has recorded."""
     drawn = console.export_svg(title=title)
     # Not every renderer keeps the width of spaces at the ends of a text otherwise.
     drawn = drawn.replace("&#160;", " ").replace("<text ", '<text xml:space="preserve" ')

@@ -8,8 +8,8 @@ from __future__ import annotations
 import io
 import sys
 import time
-from pathlib import Path
 
+from make_screen import draw
 from rich.console import Console
 
 from orbit.cli.top_facts import facts_of
@@ -25,10 +25,7 @@ def main(endpoint: str, out: str) -> None:
     facts = facts_of(scrape(endpoint), before)
     console = Console(record=True, width=WIDE + 2, file=io.StringIO(), highlight=False)
     console.print(screen(facts, endpoint, console.width))
-    drawn = console.export_svg(title="orbit top")
-    # Not every renderer keeps the width of spaces at the ends of a text otherwise.
-    drawn = drawn.replace("&#160;", " ").replace("<text ", '<text xml:space="preserve" ')
-    Path(out).write_text(drawn, encoding="utf-8")
+    draw(console, "orbit top", out)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from ..testing.pattern import PERIOD, pattern
 from .plan import SAMPLE_BYTES, Verify
 
-PERIOD: Final = 251 * 257
 _STEP: Final = 16 * PERIOD  # what is compared or written at once: about a megabyte
-_BLOCK: Final = bytes((j % 251) ^ ((j // 251) % 257 & 0xFF) for j in range(PERIOD))
-_BYTES: Final = _BLOCK * 17  # any start within the first period, and one step behind it
+_BYTES: Final = pattern(17 * PERIOD)  # any start within the first period, and one step behind it
 _SEED_STEP: Final = 48_271
 
 

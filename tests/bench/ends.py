@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from orbit.bench import figures
+
 HERE = Path(__file__).parent
 
 
@@ -78,8 +80,7 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 
 def percentile(values: Sequence[float], percent: int) -> float:
     """The smallest value that at least that many percent of them do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
+    return figures.percentile(sorted(values), percent)
 
 
 def size_name(nbytes: int) -> str:

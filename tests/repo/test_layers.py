@@ -37,7 +37,7 @@ ROOMS: dict[str, set[str]] = {
     "logs": {"errors"},
     "sync": FACTS | {"loop_thread", "daemon_pool", "node", "engine", "runtime"},
     "metrics": FACTS | {"node", "runtime"},
-    "bench": SHELLS | {"verbs", "runtime", "node", "engine", "availability"},
+    "bench": SHELLS | {"verbs", "runtime", "node", "engine", "availability", "testing"},
     "doctor": SHELLS | {"verbs", "runtime", "node", "engine", "availability"},
     "scraping": FACTS,
     "cli": FACTS

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbit.bench.pattern import PERIOD, Pattern, compared
+from orbit.bench.pattern import Pattern, compared
 from orbit.bench.plan import SAMPLE_BYTES, Plan, Verb, Verify
 from orbit.bench.slots import VARIANTS, Slots, bytes_needed, variant
 from orbit.model import Transport
+from orbit.testing.pattern import PERIOD
 
 SIZES = (1, 4095, 2 * SAMPLE_BYTES + 1, 17 * PERIOD + 5)
 
